@@ -1,0 +1,34 @@
+// Clock: the time source that tests can replace.
+#pragma once
+
+#include <mutex>
+
+#include "absl/time/time.h"
+
+namespace writescope {
+
+// Thread-safe.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual absl::Time Now() = 0;
+  virtual void SleepFor(absl::Duration duration) = 0;
+
+  // The machine's clock; lives for ever.
+  static Clock& Real();
+};
+
+// Moves only when told to; SleepFor advances it at once. Thread-safe.
+class FakeClock final : public Clock {
+ public:
+  explicit FakeClock(absl::Time start = absl::UnixEpoch()) : now_(start) {}
+  absl::Time Now() override;
+  void SleepFor(absl::Duration duration) override { Advance(duration); }
+  void Advance(absl::Duration duration);
+
+ private:
+  std::mutex mutex_;
+  absl::Time now_;
+};
+
+}  // namespace writescope

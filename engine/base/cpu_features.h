@@ -1,0 +1,29 @@
+// What this machine's processors offer, and how many of them this process may use.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+namespace writescope {
+
+// In rising order: each level includes those before it.
+enum class CpuIsa { kGeneric, kAvx2, kAvx512 };
+
+std::string_view CpuIsaName(CpuIsa isa);
+std::optional<CpuIsa> ParseCpuIsa(std::string_view name);
+
+// The best level the processor and the operating system support.
+CpuIsa DetectedCpuIsa();
+
+// DetectedCpuIsa(), or the level named by WRITESCOPE_FORCE_ISA (generic, avx2, avx512). A forced
+// level that is unknown or not supported ends the process: a silent fallback would hide it.
+CpuIsa ActiveCpuIsa();
+
+// Cores this process may use: the smaller of its affinity mask and its cgroup's CPU quota (v2 and
+// v1, the tightest along the chain, rounded down), at least 1. Read anew at each call.
+int UsableCores();
+
+// Host memory this process may use: the smaller of the machine's and its cgroup chain's limit.
+long long UsableHostMemoryBytes();
+
+}  // namespace writescope

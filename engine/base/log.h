@@ -1,0 +1,31 @@
+// Structured logs on stderr: one line a message, key=value fields behind it.
+//   Log(LogLevel::kInfo, "request finished", {{"request_id", id}, {"tokens", 17}});
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+
+namespace writescope {
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+struct LogField {
+  template <typename T>
+  LogField(std::string_view key, const T& value) : key(key), value(absl::StrCat(value)) {}
+  std::string_view key;
+  std::string value;
+};
+
+// Thread-safe; a line is written whole. A value with spaces, quotes or control characters is quoted.
+void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
+
+// Messages below the level are dropped; the start value is kInfo.
+void SetLogLevel(LogLevel level);
+// "debug", "info", "warning", "error"; anything else gives nothing.
+std::optional<LogLevel> ParseLogLevel(std::string_view name);
+
+}  // namespace writescope
