@@ -1,0 +1,71 @@
+// Attention of some query rows over some blocks of one KV head, in the tile format: the contract that
+// every CPU variant keeps. The double twin (attention_partial_ref.cc) defines what is right.
+//
+// A row's running state is (o, m, l): the maximum m of its scores so far, the sum l of 2^(s - m),
+// and o = sum of 2^(s - m) * v. Scores are in the base-2 logarithm: q is scaled by
+// log2(e) * softmax_scale before. Nothing seen: m = -inf, l = 0, o = 0. A call goes on from the state
+// that it finds, so a slice may be cut anywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+
+#include "engine/base/cpu_features.h"
+#include "engine/base/tile_layout.h"
+
+namespace writescope::kernels {
+
+inline constexpr float kEmptyLse = -std::numeric_limits<float>::infinity();
+
+// One KV head of one block.
+struct KvHeadBlock {
+  const std::byte* k = nullptr;  // K plane: 4 tiles
+  const std::byte* v = nullptr;  // V plane; with value_in_key not read
+  int num_tokens = 0;            // Valid slots from the first, in [0, 64]; the rest holds zeros.
+  int64_t first_position = 0;    // Of slot 0; compared with `visible`.
+};
+
+// T is float for the variants, double for the twin's state.
+template <typename T>
+struct AttentionPartialArgsT {
+  int k_dim = 0;  // Padded; a multiple of 32.
+  int v_dim = 0;  // Padded; a multiple of 32, at most k_dim with value_in_key.
+  bool value_in_key = false;
+  KvDtype dtype = KvDtype::kBf16;
+  std::span<const KvHeadBlock> blocks;
+  int num_rows = 0;
+  const float* const* q = nullptr;   // [num_rows] -> [k_dim], scaled, zero in the padding
+  const int64_t* visible = nullptr;  // [num_rows]: a row sees positions below this; null is all.
+  T* const* o = nullptr;             // [num_rows] -> [v_dim]
+  T* const* m = nullptr;             // [num_rows] -> one value
+  T* const* l = nullptr;             // [num_rows] -> one value
+};
+using AttentionPartialArgs = AttentionPartialArgsT<float>;
+
+// Scalar, two passes, in double.
+void AttentionPartialRef(const AttentionPartialArgsT<double>& args);
+
+struct AttentionVariant {
+  std::string_view name;
+  CpuIsa isa;
+  // Single-threaded; allocates nothing.
+  void (*run)(const AttentionPartialArgs&);
+};
+// Every variant compiled in, the plainest first. Those above DetectedCpuIsa() must not be run.
+std::span<const AttentionVariant> AttentionVariants();
+// The variant for ActiveCpuIsa().
+const AttentionVariant& ActiveAttentionVariant();
+
+// Turns a running state into a partial: out = o / l and lse = m + log2(l); empty gives 0 and -inf.
+template <typename T>
+void FinishPartial(int v_dim, const T* o, T m, T l, T* out, T* lse);
+
+// Merges the partial (other_out, other_lse) into (out, lse). Commutes up to rounding; an empty side
+// changes nothing.
+template <typename T>
+void MergePartial(int v_dim, T* out, T* lse, const T* other_out, T other_lse);
+
+}  // namespace writescope::kernels

@@ -1,0 +1,210 @@
+// The accelerator's compute as the model sees it: one interface, one implementation for each device.
+// Each call submits work to the device's compute queue and returns; arrays in host memory (spans of
+// ids, positions, targets) are copied before it returns. Pointers named "device" are memory of the
+// device, row-major.
+//
+// Activations (void*) are in the implementation's own type, activation_bytes() each: float32 on the CPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/base/tile_layout.h"
+#include "engine/base/units.h"
+#include "engine/device/device.h"
+
+namespace writescope::ops {
+
+enum class WeightType { kF32, kBf16 };
+
+// y = x * W^T with W [rows, cols].
+struct Matrix {
+  const std::byte* data = nullptr;  // Device; in the implementation's format.
+  WeightType type = WeightType::kBf16;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+// Weights of one gated MLP: down(silu(gate x) * up x).
+struct MlpWeights {
+  Matrix gate, up, down;
+};
+
+struct Rope {
+  const float* inv_freq = nullptr;  // Device [dim / 2]
+  int dim = 0;                      // Rotated dims: the first half pairs with the second.
+  float cos_sin_scale = 1;          // YaRN's attention factor.
+};
+
+// Where a token's key and value go in this layer.
+struct KvTarget {
+  std::byte* block = nullptr;  // Device; base of the block.
+  int slot = 0;                // In [0, 64).
+};
+
+struct GqaPrepareArgs {
+  int num_tokens = 0;
+  int num_heads = 0;
+  int head_dim = 0;
+  KvGeometry kv;
+  const void* q = nullptr;        // Activations [num_tokens, num_heads, head_dim]
+  const void* k = nullptr;        // [num_tokens, num_kv_heads, head_dim]
+  const void* v = nullptr;        // [num_tokens, num_kv_heads, head_dim]
+  const float* q_norm = nullptr;  // Device [head_dim], or null: RMS norm of each head before rope.
+  const float* k_norm = nullptr;
+  float norm_eps = 0;
+  Rope rope;
+  float scale_log2 = 0;  // log2(e) * softmax scale; multiplies q.
+  std::span<const int64_t> positions;
+  std::span<const KvTarget> targets;
+  float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]; padding is zero.
+};
+
+struct MlaPrepareArgs {
+  int num_tokens = 0;
+  int num_heads = 0;
+  int nope_dim = 0;
+  int rope_dim = 0;
+  int latent_dim = 0;              // kv_lora_rank
+  KvGeometry kv;                   // k_dim = pad(latent + rope), v_dim = pad(latent), value_in_key
+  const void* q = nullptr;         // Activations [num_tokens, num_heads, nope + rope]
+  const void* kv_a = nullptr;      // [num_tokens, latent + rope]
+  const float* kv_norm = nullptr;  // Device [latent]
+  float norm_eps = 0;
+  Rope rope;
+  float scale_log2 = 0;
+  std::span<const Matrix> key_up;  // [num_heads] of [latent, nope]: the absorbed key projection, transposed
+  std::span<const int64_t> positions;
+  std::span<const KvTarget> targets;
+  float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]: latent part, rope part, zeros
+};
+
+// Consecutive blocks at consecutive addresses.
+struct AttendSpan {
+  const std::byte* base = nullptr;  // Device or mapped; of the first block in this layer.
+  int num_blocks = 0;
+  int64_t num_tokens = 0;  // Valid; every block but the last is full.
+  int64_t first_position = 0;
+  int first_reader = 0;  // Range in AttendArgs::readers.
+  int num_readers = 0;
+};
+
+// The query rows of one sequence: row first_row + i is at position first_position + i and sees
+// positions up to its own.
+struct ReaderRows {
+  int first_row = 0;
+  int num_rows = 0;
+  int64_t first_position = 0;
+};
+
+// Running attention states of rows on the device; see kernels/attention_partial.h.
+struct AttendState {
+  float* o = nullptr;  // Device [rows, num_heads, v_dim]
+  float* m = nullptr;  // Device [rows, num_heads]
+  float* l = nullptr;
+};
+
+struct AttendArgs {
+  KvGeometry kv;
+  int num_heads = 0;
+  const float* q = nullptr;  // Device [rows, num_heads, k_dim]
+  std::span<const AttendSpan> spans;
+  std::span<const int> readers;  // Indices into rows
+  std::span<const ReaderRows> rows;
+  AttendState state;
+};
+
+struct MergeArgs {
+  KvGeometry kv;
+  int num_rows = 0;
+  int num_heads = 0;
+  int out_dim = 0;  // Of v_dim, what is kept.
+  AttendState state;
+  // The CPU's partials in page-locked host memory; null without any. Left empty (lse = -inf).
+  const float* cpu_out = nullptr;  // [num_rows, num_heads, v_dim]
+  float* cpu_lse = nullptr;        // [num_rows, num_heads]
+  void* out = nullptr;             // Activations [num_rows, num_heads, out_dim]
+};
+
+// For tests: writes down, or dictates, which experts a token goes to. Host memory [tokens, k].
+struct ExpertChoice {
+  int32_t* record = nullptr;
+  const int32_t* replay = nullptr;
+};
+
+struct MoeArgs {
+  int num_tokens = 0;
+  int hidden = 0;
+  const void* x = nullptr;  // Activations [num_tokens, hidden], normed
+  void* out = nullptr;      // Activations [num_tokens, hidden]; added to
+  Matrix router;            // [num_experts, hidden]
+  std::span<const MlpWeights> experts;
+  const MlpWeights* shared = nullptr;  // Sees every token; null without.
+  int experts_per_token = 0;
+  bool renormalize = false;  // The chosen weights are divided by their sum.
+  float routed_scale = 1;
+  int num_groups = 1;  // Above 1: only experts of the topk_groups best groups (by best expert).
+  int topk_groups = 1;
+  ExpertChoice choice;
+};
+
+// The largest sizes a step may have; what Create reserves workspace for.
+struct OpsLimits {
+  int max_tokens = 0;
+  int hidden = 0;
+  int max_mlp_width = 0;
+  int num_experts = 0;
+  int experts_per_token = 0;
+  int num_heads = 0;
+  int max_head_dim = 0;  // Of q, k or v before padding
+};
+
+// Engine thread.
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual device::Device& device() = 0;
+  virtual int activation_bytes() const = 0;
+
+  // Bytes of device memory that a matrix of this source type takes, a multiple of 64.
+  virtual int64_t MatrixBytes(WeightType source, int64_t rows, int64_t cols) const = 0;
+  // Brings a row-major host matrix to `to` (MatrixBytes long). Waits until it is there.
+  virtual absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, int64_t rows,
+                                            int64_t cols, const std::byte* from) = 0;
+
+  // out[i] = table[ids[i]]
+  virtual void Embed(std::span<const TokenId> ids, const Matrix& table, void* out) = 0;
+  // out = x / rms(x) * weight, by rows of `dim`.
+  virtual void RmsNorm(int num_rows, int dim, const void* x, const float* weight, float eps,
+                       void* out) = 0;
+  // out (+)= x * W^T. x [num_rows, w.cols], out [num_rows, w.rows].
+  virtual void Linear(int num_rows, const void* x, const Matrix& w, void* out,
+                      bool accumulate = false) = 0;
+  virtual void GqaPrepare(const GqaPrepareArgs& args) = 0;
+  virtual void MlaPrepare(const MlaPrepareArgs& args) = 0;
+  // out[t, h] = value_up[h] * latent[t, h]; latent [num_tokens, num_heads, cols].
+  virtual void MlaOutput(int num_tokens, std::span<const Matrix> value_up, const void* latent,
+                         void* out) = 0;
+  // Makes the states of rows [0, num_rows) empty.
+  virtual void ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) = 0;
+  // Goes on from the states with the blocks of `spans`.
+  virtual void Attend(const AttendArgs& args) = 0;
+  // Finishes the states, merged with the CPU's partials.
+  virtual void MergeAttention(const MergeArgs& args) = 0;
+  // out += down(silu(gate x) * up x)
+  virtual void Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) = 0;
+  virtual void Moe(const MoeArgs& args) = 0;
+  // out[i] = x[rows[i]], rows of `dim` activations.
+  virtual void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) = 0;
+  // to[i] = float(from[i]); `to` is page-locked host memory.
+  virtual void DownloadFloats(const void* from, int64_t count, float* to) = 0;
+  // Copies the first `num_rows` rows of queries to page-locked host memory in the order of the CPU's
+  // kernels: float32 [num_rows, num_heads, k_dim].
+  virtual void PublishQueries(int64_t num_floats, const float* q, float* to) = 0;
+};
+
+}  // namespace writescope::ops
