@@ -1,0 +1,196 @@
+#include "engine/roofline/roofline.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace writescope::roofline {
+namespace {
+
+// Above any machine of this decade, and far from where a product of two of them would overflow.
+constexpr double kMaxBytes = 1e18;
+constexpr double kMaxRate = 1e18;
+// Shares whose times differ by less are equal: rounding must not decide between them.
+constexpr double kTieRelative = 1e-9;
+
+double Bounded(double value, double max) {
+  if (!(value > 0)) return 0;  // NaN too.
+  return std::min(value, max);
+}
+
+// Time for `bytes` at `rate`, both already bounded.
+double Seconds(double bytes, double rate) {
+  if (!(bytes > 0)) return 0;
+  if (!(rate > 0)) return kNeverSeconds;
+  return std::min(bytes / rate, kNeverSeconds);
+}
+
+// A load and rates that can be computed with: finite, not negative, "alone" never below "with".
+struct Problem {
+  double spilled_bytes;
+  ShareInterval feasible;
+  double dense_seconds;
+  double resident_seconds;
+  double handoff_seconds;
+  double ahead_bytes;  // What the link can stream before the CPU has a query.
+  Rates rates;
+};
+
+void FixPair(double& alone, double& with) {
+  alone = Bounded(alone, kMaxRate);
+  with = Bounded(with, kMaxRate);
+  if (with == 0) with = alone;
+  alone = std::max(alone, with);
+}
+
+Problem MakeProblem(const StepLoad& load, const Rates& rates) {
+  Problem p;
+  p.spilled_bytes = Bounded(load.spilled_bytes, kMaxBytes);
+  p.feasible = FeasibleShares(load);
+  p.dense_seconds = Bounded(load.dense_seconds, kNeverSeconds);
+  p.resident_seconds = Bounded(load.device_attention_seconds, kNeverSeconds);
+  p.handoff_seconds = Bounded(load.handoff_seconds, kNeverSeconds);
+  p.rates = rates;
+  FixPair(p.rates.cpu_alone, p.rates.cpu_with_link);
+  FixPair(p.rates.link_alone, p.rates.link_with_cpu);
+  p.rates.device = Bounded(rates.device, kMaxRate);
+  p.ahead_bytes = p.rates.link_alone * p.dense_seconds;
+  return p;
+}
+
+double LinkBytes(const Problem& p, double share) { return p.spilled_bytes * (1 - share); }
+
+// Until both sides have done their bytes, from the moment at which the CPU has its query.
+double SharedWorkSeconds(const Problem& p, double share) {
+  const Rates& r = p.rates;
+  const double cpu_bytes = p.spilled_bytes * share;
+  const double link_bytes = std::max(0.0, LinkBytes(p, share) - p.ahead_bytes);
+  const double cpu_seconds = Seconds(cpu_bytes, r.cpu_with_link);
+  const double link_seconds = Seconds(link_bytes, r.link_with_cpu);
+  const double both = std::min(cpu_seconds, link_seconds);
+  const double alone = cpu_seconds <= link_seconds
+                           ? Seconds(link_bytes - r.link_with_cpu * both, r.link_alone)
+                           : Seconds(cpu_bytes - r.cpu_with_link * both, r.cpu_alone);
+  return std::min(both + alone, kNeverSeconds);
+}
+
+double DeviceAttentionSeconds(const Problem& p, double share) {
+  const double streamed = p.rates.device > 0 ? Seconds(LinkBytes(p, share), p.rates.device) : 0;
+  return std::min(p.resident_seconds + streamed, kNeverSeconds);
+}
+
+double SharedSeconds(const Problem& p, double share) {
+  return std::max(SharedWorkSeconds(p, share), DeviceAttentionSeconds(p, share));
+}
+
+double HandoffSeconds(const Problem& p, double share) {
+  return p.spilled_bytes > 0 && share > 0 ? p.handoff_seconds : 0;
+}
+
+double StepSeconds(const Problem& p, double share) {
+  return std::min(p.dense_seconds + SharedSeconds(p, share) + HandoffSeconds(p, share),
+                  kNeverSeconds);
+}
+
+double Feasible(const Problem& p, double share) {
+  if (!(share >= p.feasible.min_share)) return p.feasible.min_share;  // NaN too.
+  return std::min(share, p.feasible.max_share);
+}
+
+// Both sides finish together.
+double MeetShare(const Problem& p) {
+  const double cpu = p.rates.cpu_with_link;
+  const double link = p.rates.link_with_cpu;
+  const double left = p.spilled_bytes - p.ahead_bytes;
+  if (!(left > 0) || !(cpu + link > 0)) return Feasible(p, 0);
+  return Feasible(p, cpu / (cpu + link) * (left / p.spilled_bytes));
+}
+
+// SharedSeconds is piecewise linear in the share, so its least value is at a border, at a kink of
+// one of its two parts, or where the two parts cross.
+template <typename Cost>
+double LeastShare(const Problem& p, const Cost& cost) {
+  const double meet = MeetShare(p);
+  const double all_ahead =
+      p.spilled_bytes > 0 ? Feasible(p, 1 - p.ahead_bytes / p.spilled_bytes) : 0;
+  std::array<double, 4> kinks = {p.feasible.min_share, meet, all_ahead, p.feasible.max_share};
+  std::sort(kinks.begin(), kinks.end());
+
+  double best = meet;
+  double best_cost = cost(meet);
+  const auto consider = [&](double share) {
+    const double share_cost = cost(share);
+    if (share_cost < best_cost * (1 - kTieRelative)) {
+      best = share;
+      best_cost = share_cost;
+    }
+  };
+  for (const double kink : kinks) consider(kink);
+  for (size_t i = 0; i + 1 < kinks.size(); ++i) {
+    const double left = SharedWorkSeconds(p, kinks[i]) - DeviceAttentionSeconds(p, kinks[i]);
+    const double right =
+        SharedWorkSeconds(p, kinks[i + 1]) - DeviceAttentionSeconds(p, kinks[i + 1]);
+    if ((left < 0) == (right < 0)) continue;
+    const double at = left / (left - right);
+    consider(Feasible(p, kinks[i] + at * (kinks[i + 1] - kinks[i])));
+  }
+  return best;
+}
+
+Problem MakePingPongProblem(const StepLoad& load, const Rates& rates) {
+  StepLoad always_busy = load;
+  always_busy.dense_seconds =
+      0;  // One half is always being attended to: nothing is streamed ahead.
+  return MakeProblem(always_busy, rates);
+}
+
+double PingPongSeconds(const Problem& p, double half_dense_seconds, double share) {
+  const double dense = 2 * Bounded(half_dense_seconds, kNeverSeconds / 2);
+  return std::min(std::max(dense, SharedSeconds(p, share)) + HandoffSeconds(p, share),
+                  kNeverSeconds);
+}
+
+}  // namespace
+
+ShareInterval FeasibleShares(const StepLoad& load) {
+  const double spilled = Bounded(load.spilled_bytes, kMaxBytes);
+  if (spilled == 0) return {};
+  const double min_share = std::min(1.0, Bounded(load.host_bytes, kMaxBytes) / spilled);
+  const double max_share = 1 - std::min(1.0, Bounded(load.stream_bytes, kMaxBytes) / spilled);
+  // Rigid bytes above S contradict themselves; what only the CPU can read has to be read by it.
+  return {min_share, std::max(min_share, max_share)};
+}
+
+BestShareResult BestShare(const StepLoad& load, const Rates& rates) {
+  const Problem p = MakeProblem(load, rates);
+  const double share = LeastShare(p, [&](double s) { return StepSeconds(p, s); });
+  return {share, StepSeconds(p, share), SharedSeconds(p, share)};
+}
+
+double PredictStep(const StepLoad& load, const Rates& rates, double share) {
+  const Problem p = MakeProblem(load, rates);
+  return StepSeconds(p, Feasible(p, share));
+}
+
+double PredictPingPong(const StepLoad& load, const Rates& rates, double half_dense_seconds,
+                       double share) {
+  const Problem p = MakePingPongProblem(load, rates);
+  return PingPongSeconds(p, half_dense_seconds, Feasible(p, share));
+}
+
+BestShareResult BestPingPong(const StepLoad& load, const Rates& rates, double half_dense_seconds) {
+  const Problem p = MakePingPongProblem(load, rates);
+  const auto cost = [&](double s) { return PingPongSeconds(p, half_dense_seconds, s); };
+  const double share = LeastShare(p, cost);
+  return {share, cost(share), SharedSeconds(p, share)};
+}
+
+double LinkRateForCopies(double link_bytes_per_second, double copy_bytes,
+                         double copy_overhead_seconds) {
+  const double rate = Bounded(link_bytes_per_second, kMaxRate);
+  const double bytes = Bounded(copy_bytes, kMaxBytes);
+  if (bytes == 0 || rate == 0) return rate;
+  return bytes / (Seconds(bytes, rate) + Bounded(copy_overhead_seconds, kNeverSeconds));
+}
+
+}  // namespace writescope::roofline
