@@ -1,0 +1,342 @@
+#include "engine/model/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/model/config_limits.h"
+#include "engine/model/deepseek_v2.h"
+#include "engine/model/json_reader.h"
+#include "engine/model/mixtral.h"
+#include "engine/model/qwen3_moe.h"
+#include "engine/model/rope_frequencies.h"
+#include "engine/model/tensor_spec.h"
+#include "nlohmann/json.hpp"
+
+namespace writescope::model {
+namespace {
+
+constexpr int64_t kMaxConfigBytes = 16 * kMiB;
+constexpr char kConfigFile[] = "config.json";
+constexpr char kGenerationConfigFile[] = "generation_config.json";
+
+struct KnownFamily {
+  Family family;
+  const char* model_type;
+  const char* architecture;
+};
+constexpr KnownFamily kFamilies[] = {
+    {Family::kMixtral, "mixtral", "MixtralForCausalLM"},
+    {Family::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM"},
+    {Family::kDeepseekV2, "deepseek_v2", "DeepseekV2ForCausalLM"},
+};
+
+std::string KnownArchitectures() {
+  std::string list;
+  for (const KnownFamily& known : kFamilies) {
+    absl::StrAppend(&list, list.empty() ? "" : ", ", known.architecture);
+  }
+  return list;
+}
+
+const KnownFamily* FamilyOf(const std::string& name, const char* KnownFamily::*field) {
+  for (const KnownFamily& known : kFamilies) {
+    if (name == known.*field) return &known;
+  }
+  return nullptr;
+}
+
+absl::Status UnknownFamily(const JsonObject& json, const char* field, const std::string& value) {
+  return absl::UnimplementedError(absl::StrCat(json.FieldPath(field), " names \"", value,
+                                               "\", which is not implemented; implemented are ",
+                                               KnownArchitectures()));
+}
+
+// Both fields are believed, so they must agree; either may be missing.
+absl::Status ReadFamily(const JsonObject& json, ModelConfig& config) {
+  const KnownFamily* family = nullptr;
+  ASSIGN_OR_RETURN(const std::vector<std::string> architectures, json.StringList("architectures"));
+  for (const std::string& name : architectures) {
+    const KnownFamily* named = FamilyOf(name, &KnownFamily::architecture);
+    if (named == nullptr) return UnknownFamily(json, "architectures", name);
+    if (family != nullptr && named != family) {
+      return absl::InvalidArgumentError(absl::StrCat(json.FieldPath("architectures"), " names ",
+                                                     family->architecture, " and ", name,
+                                                     "; it must name one family"));
+    }
+    family = named;
+  }
+  ASSIGN_OR_RETURN(const std::string model_type, json.StringOr({"model_type"}, ""));
+  if (!model_type.empty()) {
+    const KnownFamily* typed = FamilyOf(model_type, &KnownFamily::model_type);
+    if (typed == nullptr) return UnknownFamily(json, "model_type", model_type);
+    if (family != nullptr && typed != family) {
+      return absl::InvalidArgumentError(absl::StrCat(json.FieldPath("architectures"), " names ",
+                                                     family->architecture, " but model_type is \"",
+                                                     model_type, "\""));
+    }
+    family = typed;
+  }
+  if (family == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(json.FieldPath("architectures"),
+                     " and model_type are both absent or null; one must name the model's family (",
+                     KnownArchitectures(), ")"));
+  }
+  config.family = family->family;
+  config.architecture = family->architecture;
+  return absl::OkStatus();
+}
+
+// Features that change the computation in a way that no family here computes.
+absl::Status RefuseUnservedFeatures(const JsonObject& json) {
+  for (const char* field : {"attention_bias", "qkv_bias", "mlp_bias"}) {
+    ASSIGN_OR_RETURN(const bool on, json.BoolOr({field}, false));
+    if (on) {
+      return absl::UnimplementedError(
+          absl::StrCat(json.FieldPath(field), " is true; bias vectors are not implemented"));
+    }
+  }
+  ASSIGN_OR_RETURN(const std::string activation, json.StringOr({"hidden_act"}, "silu"));
+  if (activation != "silu") {
+    return absl::UnimplementedError(absl::StrCat(json.FieldPath("hidden_act"), " is \"", activation,
+                                                 "\"; only \"silu\" is implemented"));
+  }
+  for (const char* field : {"quantization_config", "compression_config"}) {
+    ASSIGN_OR_RETURN(const std::optional<JsonObject> quantization, json.Object(field));
+    if (!quantization) continue;
+    ASSIGN_OR_RETURN(const std::string method, quantization->StringOr({"quant_method"}, "unnamed"));
+    return absl::UnimplementedError(
+        absl::StrCat(json.FieldPath(field), " says that the weights are quantised (quant_method \"",
+                     method, "\"); only bf16, f16 and f32 checkpoints are read"));
+  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> layer_types, json.StringList("layer_types"));
+  for (const std::string& type : layer_types) {
+    if (type != "full_attention") {
+      return absl::UnimplementedError(absl::StrCat(json.FieldPath("layer_types"), " holds \"", type,
+                                                   "\"; only \"full_attention\" is implemented"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadCommon(const JsonObject& json, ModelConfig& config) {
+  ASSIGN_OR_RETURN(config.vocab_size, json.Int({"vocab_size"}, kVocabRange));
+  ASSIGN_OR_RETURN(config.hidden_size, json.Int({"hidden_size"}, kWidthRange));
+  ASSIGN_OR_RETURN(config.num_layers, json.Int({"num_hidden_layers"}, kLayersRange));
+  ASSIGN_OR_RETURN(config.num_heads, json.Int({"num_attention_heads"}, kHeadsRange));
+  ASSIGN_OR_RETURN(config.max_position_embeddings,
+                   json.Int({"max_position_embeddings"}, kPositionsRange));
+  ASSIGN_OR_RETURN(config.tie_word_embeddings, json.BoolOr({"tie_word_embeddings"}, false));
+  ASSIGN_OR_RETURN(config.dtype, json.StringOr({"dtype", "torch_dtype"}, ""));
+  if (!config.dtype.empty() && config.dtype != "bfloat16" && config.dtype != "float16" &&
+      config.dtype != "float32") {
+    return absl::InvalidArgumentError(absl::StrCat(json.FieldPath("dtype"),
+                                                   " (or torch_dtype) is \"", config.dtype,
+                                                   "\"; it must be bfloat16, float16 or float32"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTheta(const JsonObject& json, const RopeConfig& rope) {
+  if (rope.theta > 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(json.FieldPath("rope_theta"), " is ", rope.theta, "; it must be above 1"));
+}
+
+absl::Status ReadYarn(const JsonObject& json, int max_positions, RopeConfig& rope) {
+  rope.kind = RopeConfig::Kind::kYarn;
+  ASSIGN_OR_RETURN(rope.original_max_positions, json.IntOr({"original_max_position_embeddings"},
+                                                           max_positions, kPositionsRange));
+  const double stretch = static_cast<double>(max_positions) / rope.original_max_positions;
+  ASSIGN_OR_RETURN(rope.factor, json.PositiveDoubleOr({"factor"}, stretch));
+  if (rope.factor < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(json.FieldPath("factor"), " is ", rope.factor, "; yarn needs 1 or more"));
+  }
+  ASSIGN_OR_RETURN(rope.beta_fast, json.PositiveDoubleOr({"beta_fast"}, 32));
+  ASSIGN_OR_RETURN(rope.beta_slow, json.PositiveDoubleOr({"beta_slow"}, 1));
+  if (rope.beta_fast < rope.beta_slow) {
+    return absl::InvalidArgumentError(absl::StrCat(json.FieldPath("beta_fast"), " is ",
+                                                   rope.beta_fast, ", below beta_slow, ",
+                                                   rope.beta_slow));
+  }
+  ASSIGN_OR_RETURN(rope.mscale, json.NonNegativeDoubleOr({"mscale"}, 1));
+  ASSIGN_OR_RETURN(rope.mscale_all_dim, json.NonNegativeDoubleOr({"mscale_all_dim"}, 0));
+  ASSIGN_OR_RETURN(rope.truncate_range, json.BoolOr({"truncate"}, true));
+  const YarnRange range = YarnCorrectionRange(rope);
+  if (!(range.low < range.high)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        json.FieldPath("original_max_position_embeddings"), " ", rope.original_max_positions,
+        " with rope_theta ", rope.theta, " makes a yarn range from pair ", range.low, " to ",
+        range.high, "; it must rise"));
+  }
+  ASSIGN_OR_RETURN(rope.attention_factor,
+                   json.PositiveDoubleOr({"attention_factor"}, YarnAttentionFactor(rope)));
+  return absl::OkStatus();
+}
+
+// `json` is rope_scaling or rope_parameters; an absent type means no scaling.
+absl::Status ReadRopeKind(const JsonObject& json, int max_positions, RopeConfig& rope) {
+  ASSIGN_OR_RETURN(const std::string kind, json.StringOr({"rope_type", "type"}, "default"));
+  ASSIGN_OR_RETURN(const double partial, json.PositiveDoubleOr({"partial_rotary_factor"}, 1));
+  if (partial != 1) {
+    return absl::UnimplementedError(absl::StrCat(json.FieldPath("partial_rotary_factor"), " is ",
+                                                 partial, "; these models rotate whole heads"));
+  }
+  if (kind == "default") {
+    // A factor without a type would be ignored: the context would not stretch, without a word.
+    ASSIGN_OR_RETURN(const double factor, json.PositiveDoubleOr({"factor"}, 1));
+    if (factor != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(json.FieldPath("factor"), " is ", factor,
+                       " but rope_type is \"default\" or absent, which does not use it"));
+    }
+    return absl::OkStatus();
+  }
+  if (kind == "yarn") return ReadYarn(json, max_positions, rope);
+  return absl::UnimplementedError(absl::StrCat(json.FieldPath("rope_type"), " is \"", kind,
+                                               "\"; \"default\" and \"yarn\" are implemented"));
+}
+
+// Before: config.rope holds the family's dim, pairing and default theta.
+absl::Status ReadRope(const JsonObject& json, ModelConfig& config) {
+  RopeConfig& rope = config.rope;
+  if (rope.dim % 2 != 0) {
+    const char* field = config.mla ? "qk_rope_head_dim" : "head_dim";
+    return absl::InvalidArgumentError(absl::StrCat(json.FieldPath(field), " is ", rope.dim,
+                                                   "; rope turns pairs, so it must be even"));
+  }
+  ASSIGN_OR_RETURN(const std::optional<JsonObject> parameters, json.Object("rope_parameters"));
+  ASSIGN_OR_RETURN(const std::optional<JsonObject> scaling, json.Object("rope_scaling"));
+  if (parameters && scaling) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(json.FieldPath("rope_parameters"),
+                     " and rope_scaling are both given; they are two spellings of one field"));
+  }
+  ASSIGN_OR_RETURN(rope.theta, json.PositiveDoubleOr({"rope_theta"}, rope.theta));
+  for (const std::optional<JsonObject>& object : {parameters, scaling}) {
+    if (!object) continue;
+    ASSIGN_OR_RETURN(const double theta, object->PositiveDoubleOr({"rope_theta"}, rope.theta));
+    if (json.Has({"rope_theta"}) && theta != rope.theta) {
+      return absl::InvalidArgumentError(absl::StrCat(object->FieldPath("rope_theta"), " is ", theta,
+                                                     " but the outer rope_theta is ", rope.theta));
+    }
+    rope.theta = theta;
+    RETURN_IF_ERROR(CheckTheta(*object, rope));
+    RETURN_IF_ERROR(ReadRopeKind(*object, config.max_position_embeddings, rope));
+  }
+  return CheckTheta(json, rope);
+}
+
+absl::Status AddEosIds(const JsonObject& json, ModelConfig& config) {
+  ASSIGN_OR_RETURN(const std::vector<int> ids,
+                   json.IntList("eos_token_id", {0, config.vocab_size - 1}));
+  for (const TokenId id : ids) {
+    const auto& known = config.eos_ids;
+    if (std::find(known.begin(), known.end(), id) == known.end()) config.eos_ids.push_back(id);
+  }
+  return absl::OkStatus();
+}
+
+// A token that either file calls an end of sequence is one: instruct models often name the end of
+// a turn in one file and the end of a document in the other.
+absl::Status ReadTokens(const JsonObject& json, std::string_view generation_config_json,
+                        ModelConfig& config) {
+  const IntRange token_range{0, config.vocab_size - 1};
+  ASSIGN_OR_RETURN(config.bos, json.OptionalInt({"bos_token_id"}, token_range));
+  if (!generation_config_json.empty()) {
+    ASSIGN_OR_RETURN(const nlohmann::json generation_value,
+                     ParseJson(generation_config_json, kGenerationConfigFile));
+    ASSIGN_OR_RETURN(const JsonObject generation,
+                     JsonObject::Create(generation_value, kGenerationConfigFile));
+    RETURN_IF_ERROR(AddEosIds(generation, config));
+    if (!config.bos) {
+      ASSIGN_OR_RETURN(config.bos, generation.OptionalInt({"bos_token_id"}, token_range));
+    }
+  }
+  return AddEosIds(json, config);
+}
+
+absl::Status CheckWhole(const JsonObject& json, const ModelConfig& config) {
+  const MoeConfig& moe = config.moe;
+  if (moe.experts_per_token > moe.num_experts) {
+    return absl::InvalidArgumentError(absl::StrCat(json.FieldPath("num_experts_per_tok"), " is ",
+                                                   moe.experts_per_token, ", above the ",
+                                                   moe.num_experts, " experts there are"));
+  }
+  if (int64_t{moe.num_experts} * config.num_layers > kMaxExpertsInModel) {
+    return absl::InvalidArgumentError(absl::StrCat(json.FieldPath("num_hidden_layers"), " ",
+                                                   config.num_layers, " times ", moe.num_experts,
+                                                   " experts is above ", kMaxExpertsInModel));
+  }
+  double parameters = 0;
+  for (const TensorSpec& spec : ExpectedTensors(config)) {
+    double elements = 1;
+    for (const int64_t dim : spec.shape) elements *= static_cast<double>(dim);
+    parameters += elements;
+  }
+  if (parameters > kMaxParameters) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(json.FieldPath("hidden_size"), " and the other sizes make ", parameters,
+                     " parameters; at most ", kMaxParameters, " are taken for a real model"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const char* FamilyName(Family family) {
+  for (const KnownFamily& known : kFamilies) {
+    if (known.family == family) return known.model_type;
+  }
+  return "unknown";
+}
+
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
+                                             std::string_view generation_config_json) {
+  ASSIGN_OR_RETURN(const nlohmann::json value, ParseJson(config_json, kConfigFile));
+  ASSIGN_OR_RETURN(const JsonObject json, JsonObject::Create(value, kConfigFile));
+  ModelConfig config;
+  RETURN_IF_ERROR(ReadFamily(json, config));
+  RETURN_IF_ERROR(RefuseUnservedFeatures(json));
+  RETURN_IF_ERROR(ReadCommon(json, config));
+  switch (config.family) {
+    case Family::kMixtral:
+      RETURN_IF_ERROR(ReadMixtralConfig(json, config));
+      break;
+    case Family::kQwen3Moe:
+      RETURN_IF_ERROR(ReadQwen3MoeConfig(json, config));
+      break;
+    case Family::kDeepseekV2:
+      RETURN_IF_ERROR(ReadDeepseekV2Config(json, config));
+      break;
+  }
+  RETURN_IF_ERROR(ReadRope(json, config));
+  config.softmax_scale = SoftmaxScale(config);
+  RETURN_IF_ERROR(ReadTokens(json, generation_config_json, config));
+  RETURN_IF_ERROR(CheckWhole(json, config));
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
+  ASSIGN_OR_RETURN(const std::string config_json,
+                   ReadTextFile(absl::StrCat(model_dir, "/", kConfigFile), kMaxConfigBytes));
+  const absl::StatusOr<std::string> generation_json =
+      ReadTextFile(absl::StrCat(model_dir, "/", kGenerationConfigFile), kMaxConfigBytes);
+  if (!generation_json.ok() && !absl::IsNotFound(generation_json.status())) {
+    return generation_json.status();
+  }
+  if (generation_json.ok() && generation_json->empty()) {
+    return absl::DataLossError(absl::StrCat(model_dir, "/", kGenerationConfigFile, " is empty"));
+  }
+  const absl::StatusOr<ModelConfig> config =
+      ParseModelConfig(config_json, generation_json.ok() ? *generation_json : std::string());
+  if (config.ok()) return config;
+  return absl::Status(config.status().code(),
+                      absl::StrCat(model_dir, "/", config.status().message()));
+}
+
+}  // namespace writescope::model
