@@ -73,27 +73,62 @@ const ShareBucket& BucketFor(const ShareTable& table, uint32_t batch_size) {
   return table.buckets.back();
 }
 
-// The roofline's curve of one batch size, sampled where it bends.
+// The roofline's curve of one batch size: computed on a fine grid, thinned to what a table needs.
 class CurveSampler {
  public:
   CurveSampler(const TableSpec& spec, const BatchLoad& batch) : spec_(spec), batch_(batch) {}
 
-  std::vector<SharePoint> Sample() {
-    const uint64_t first = std::clamp<uint64_t>(spec_.min_spilled_bytes, 1, kMaxSpilledBytes - 1);
-    const uint64_t last = std::clamp(spec_.max_spilled_bytes, first + 1, kMaxSpilledBytes);
-    const int max_points = std::clamp(spec_.max_points, 2, ShareTable::kMaxPoints);
-    points_ = {At(first), At(last)};
-    // Below this everything can be streamed ahead; the curve begins to rise here.
-    const double bend = spec_.rates.link_alone * batch_.dense_seconds;
-    if (bend > static_cast<double>(first) && bend < static_cast<double>(last)) {
-      points_.insert(points_.begin() + 1, At(static_cast<uint64_t>(bend)));
+  std::vector<SharePoint> Sample() const {
+    const std::vector<SharePoint> grid = Grid();
+    std::vector<SharePoint> points = {grid.front(), grid.back()};
+    const size_t max_points =
+        static_cast<size_t>(std::clamp(spec_.max_points, 2, ShareTable::kMaxPoints));
+    // At least 1e-6: below it rounding is all that is left.
+    const double tolerance = std::max(1e-6, spec_.tolerance);
+    while (points.size() < max_points) {
+      const SharePoint* worst = nullptr;
+      double worst_error = tolerance;
+      for (const SharePoint& point : grid) {
+        const double error = std::abs(point.share - Interpolate(points, point.spilled_bytes));
+        if (error <= worst_error) continue;
+        worst_error = error;
+        worst = &point;
+      }
+      if (worst == nullptr) break;
+      points.insert(std::upper_bound(points.begin(), points.end(), *worst, Before), *worst);
     }
-    while (static_cast<int>(points_.size()) < max_points && Refine()) {
-    }
-    return points_;
+    return points;
   }
 
  private:
+  // The curve may jump (to where a hand-off pays); the table smears a jump over one step of the
+  // grid.
+  static constexpr double kGridRatio = 1.04;
+
+  static bool Before(const SharePoint& a, const SharePoint& b) {
+    return a.spilled_bytes < b.spilled_bytes;
+  }
+
+  std::vector<SharePoint> Grid() const {
+    const uint64_t first = std::clamp<uint64_t>(spec_.min_spilled_bytes, 1, kMaxSpilledBytes - 1);
+    const uint64_t last = std::clamp(spec_.max_spilled_bytes, first + 1, kMaxSpilledBytes);
+    // Below this everything can be streamed ahead; the curve begins to rise here.
+    const double bend = spec_.rates.link_alone * batch_.dense_seconds;
+    std::vector<SharePoint> grid = {At(first)};
+    const auto add = [&](double spilled_bytes) {
+      if (!(spilled_bytes < static_cast<double>(last))) return;
+      const uint64_t bytes = static_cast<uint64_t>(spilled_bytes);
+      if (bytes > grid.back().spilled_bytes) grid.push_back(At(bytes));
+    };
+    for (double bytes = static_cast<double>(first); bytes < static_cast<double>(last);
+         bytes = std::max(bytes * kGridRatio, bytes + 1)) {
+      add(bytes);
+      if (bend > bytes && bend < bytes * kGridRatio) add(bend);
+    }
+    grid.push_back(At(last));
+    return grid;
+  }
+
   SharePoint At(uint64_t spilled_bytes) const {
     StepLoad load;
     load.spilled_bytes = static_cast<double>(spilled_bytes);
@@ -103,32 +138,8 @@ class CurveSampler {
     return {spilled_bytes, BestShare(load, spec_.rates).share};
   }
 
-  // Adds the point at which the table is most wrong; false when it is right everywhere.
-  bool Refine() {
-    double worst_error = std::max(spec_.tolerance, 1e-6);
-    size_t worst_index = 0;
-    SharePoint worst;
-    for (size_t i = 1; i < points_.size(); ++i) {
-      const uint64_t left = points_[i - 1].spilled_bytes;
-      const uint64_t right = points_[i].spilled_bytes;
-      // At a jump no number of points is enough; 1 % of the bytes is where nobody sees the rest.
-      if (right - left < std::max<uint64_t>(2, left / 100)) continue;
-      const double middle = std::sqrt(static_cast<double>(left) * static_cast<double>(right));
-      const SharePoint point = At(std::clamp(static_cast<uint64_t>(middle), left + 1, right - 1));
-      const double error = std::abs(point.share - Interpolate(points_, point.spilled_bytes));
-      if (error <= worst_error) continue;
-      worst_error = error;
-      worst_index = i;
-      worst = point;
-    }
-    if (worst_index == 0) return false;
-    points_.insert(points_.begin() + static_cast<std::ptrdiff_t>(worst_index), worst);
-    return true;
-  }
-
   const TableSpec& spec_;
   const BatchLoad& batch_;
-  std::vector<SharePoint> points_;
 };
 
 }  // namespace
