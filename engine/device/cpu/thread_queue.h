@@ -1,0 +1,56 @@
+// An ordered queue as a thread that runs closures, with a pace for those that are copies over a link.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "engine/device/cpu/cpu_device.h"
+
+namespace writescope::device {
+
+class ThreadQueue final : public CpuQueue {
+ public:
+  // `pace` (bytes per second, 0 for none) applies to Copy and may change at any time; null: no pace.
+  ThreadQueue(std::string name, const std::atomic<double>* pace);
+  ~ThreadQueue() override;
+
+  std::string_view name() const override { return name_; }
+  void Launch(std::function<void()> work) override;
+  Event Record() override;
+  void WaitFor(Event event) override;
+  void Copy(std::byte* to, const std::byte* from, int64_t size_bytes) override;
+  void Zero(std::byte* to, int64_t size_bytes) override;
+  void RecordTime(double* seconds) override;
+  void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
+  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
+                absl::Duration timeout) override;
+  uint64_t completed_ticket() const override { return completed_.load(std::memory_order_acquire); }
+  absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
+  absl::Status TakeError() override;
+
+ private:
+  void Run();
+  void SetError(absl::Status status);
+  void PacedCopy(std::byte* to, const std::byte* from, int64_t size_bytes);
+
+  const std::string name_;
+  const std::atomic<double>* const pace_;
+  double link_free_at_s_ = 0;  // Queue thread only.
+
+  mutable std::mutex mutex_;
+  std::condition_variable submitted_;
+  mutable std::condition_variable done_;
+  std::deque<std::function<void()>> work_;  // Guarded by mutex_, like the three below.
+  uint64_t last_ticket_ = 0;
+  bool stop_ = false;
+  absl::Status error_;
+  std::atomic<uint64_t> completed_{0};
+  std::thread thread_;
+};
+
+}  // namespace writescope::device
