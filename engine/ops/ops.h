@@ -1,9 +1,10 @@
-// The accelerator's compute as the model sees it: one interface, one implementation for each device.
-// Each call submits work to the device's compute queue and returns; arrays in host memory (spans of
-// ids, positions, targets) are copied before it returns. Pointers named "device" are memory of the
-// device, row-major.
+// The accelerator's compute as the model sees it: one interface, one implementation for each
+// device. Each call submits work to the device's compute queue and returns; arrays in host memory
+// (spans of ids, positions, targets) are copied before it returns. Pointers named "device" are
+// memory of the device, row-major.
 //
-// Activations (void*) are in the implementation's own type, activation_bytes() each: float32 on the CPU.
+// Activations (void*) are in the implementation's own type, activation_bytes() each: float32 on the
+// CPU.
 #pragma once
 
 #include <cstddef>
@@ -77,7 +78,8 @@ struct MlaPrepareArgs {
   float norm_eps = 0;
   Rope rope;
   float scale_log2 = 0;
-  std::span<const Matrix> key_up;  // [num_heads] of [latent, nope]: the absorbed key projection, transposed
+  std::span<const Matrix>
+      key_up;  // [num_heads] of [latent, nope]: the absorbed key projection, transposed
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
   float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]: latent part, rope part, zeros
@@ -202,8 +204,8 @@ class Ops {
   virtual void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) = 0;
   // to[i] = float(from[i]); `to` is page-locked host memory.
   virtual void DownloadFloats(const void* from, int64_t count, float* to) = 0;
-  // Copies the first `num_rows` rows of queries to page-locked host memory in the order of the CPU's
-  // kernels: float32 [num_rows, num_heads, k_dim].
+  // Copies the first `num_rows` rows of queries to page-locked host memory in the order of the
+  // CPU's kernels: float32 [num_rows, num_heads, k_dim].
   virtual void PublishQueries(int64_t num_floats, const float* q, float* to) = 0;
 };
 

@@ -1,0 +1,9 @@
+// Built with -mavx512f -mavx512bw -mavx512dq -mavx512vl.
+#define WRITESCOPE_VECTOR_BYTES 64
+#include "engine/kernels/attention_partial_vec.h"
+
+namespace writescope::kernels {
+
+void AttentionPartialAvx512(const FlatAttentionArgs& args) { AttentionPartialVec(args); }
+
+}  // namespace writescope::kernels

@@ -1,0 +1,28 @@
+// AttentionPartialArgs as plain data, for the files that are built once for each instruction set:
+// see simd_vec.h for why they call no function of a shared header.
+#pragma once
+
+#include "engine/kernels/attention_partial.h"
+
+namespace writescope::kernels {
+
+struct FlatAttentionArgs {
+  int k_dim;
+  int v_dim;
+  bool value_in_key;
+  bool is_f32;
+  const KvHeadBlock* blocks;
+  int64_t num_blocks;
+  int num_rows;
+  const float* const* q;
+  const int64_t* visible;
+  float* const* o;
+  float* const* m;
+  float* const* l;
+};
+
+void AttentionPartialGeneric(const FlatAttentionArgs& args);
+void AttentionPartialAvx2(const FlatAttentionArgs& args);
+void AttentionPartialAvx512(const FlatAttentionArgs& args);
+
+}  // namespace writescope::kernels

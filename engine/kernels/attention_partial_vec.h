@@ -1,0 +1,389 @@
+// The vector implementation of attention_partial.h, one source for every instruction set. Included
+// by attention_partial_{generic,avx2,avx512}.cc only; see simd_vec.h.
+//
+// One pass over the blocks, rows in groups of up to four, so that a converted word of K or V serves
+// four rows from registers. Lanes are tokens for scores and dims for values: a word row of a tile
+// is used as it lies and nothing is summed across lanes but the softmax. Products are f32. Rounding
+// queries and probabilities to bf16 (vdpbf16ps) would halve the work and cost 8 bits of accuracy.
+//
+// Every row's arithmetic is in the same order whatever the group it is in, so how a caller cuts
+// rows into calls changes no bit of the result.
+#pragma once
+
+#include "engine/kernels/attention_partial_flat.h"
+#include "engine/kernels/simd_vec.h"
+
+namespace writescope::kernels {
+namespace {
+
+constexpr int kGroupRows = 4;
+// Vectors of scores or of output dims that a group holds: 4 x 4 accumulators fill half of the 32
+// registers of AVX-512, 4 x 2 half of the 16 of the others.
+constexpr int kGroupVecs = kVectorBytes == 64 ? 4 : 2;
+constexpr int kWordRowBytes = 64;  // 16 words: one word of each token of a tile.
+constexpr int kVecsPerWordRow = kWordRowBytes / kVectorBytes;
+constexpr int kBlockVecs = kBlockTokens / kLanes;
+// With value_in_key: output dims that are transposed at a time (16 KiB), and rows that share them.
+constexpr int kValueDims = 64;
+constexpr int kPanelRows = 32;
+constexpr float kMinusInf = -__builtin_inff();
+
+struct Bf16Words {
+  static constexpr int kValues = 2;
+};
+struct F32Words {
+  static constexpr int kValues = 1;
+};
+
+// Scores of kRows rows against kVecs vectors of tokens: scores[row][token]. `k` is at the first
+// word row; vector v begins v tiles further where a vector is a whole word row, else v vectors
+// further.
+template <typename Words, int kRows, int kVecs>
+inline void ScoreVecs(const std::byte* k, int64_t tile_bytes, int num_word_rows,
+                      const float* const* q_rows, float (*scores)[kBlockTokens], int64_t score_step,
+                      const std::byte* prefetch) {
+  const float* q[kRows];
+  Vec sum[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r) {
+    q[r] = q_rows[r];
+    for (int v = 0; v < kVecs; ++v) sum[r][v] = Vec{};
+  }
+  for (int64_t p = 0; p < num_word_rows; ++p) {
+    const std::byte* word_row = k + p * kWordRowBytes;
+    Vec value[Words::kValues][kVecs];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      const int64_t offset = kVecsPerWordRow == 1 ? v * tile_bytes : v * kVectorBytes;
+      const WordVec words = LoadWords(word_row + offset);
+      if constexpr (Words::kValues == 2) {
+        value[0][v] = LowHalf(words);
+        value[1][v] = HighHalf(words);
+      } else {
+        value[0][v] = reinterpret_cast<Vec>(words);
+      }
+      if (prefetch != nullptr && v % kVecsPerWordRow == 0) {
+        __builtin_prefetch(prefetch + p * kWordRowBytes + offset, 0, 2);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int i = 0; i < Words::kValues; ++i) {
+        const float q_value = q[r][p * Words::kValues + i];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) sum[r][v] += q_value * value[i][v];
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) Store(scores[r] + v * score_step, sum[r][v]);
+  }
+}
+
+// Scores of a group against the first num_tiles tiles of a K plane.
+template <typename Words, int kRows>
+inline void ScoreBlock(const std::byte* k, int k_dim, int num_tiles, const float* const* q,
+                       float (*scores)[kBlockTokens], const std::byte* prefetch) {
+  const int64_t tile_bytes = int64_t{kTileTokens} * k_dim * 4 / Words::kValues;
+  const int num_word_rows = k_dim / Words::kValues;
+  if constexpr (kVecsPerWordRow == 1) {
+    if (num_tiles == kGroupVecs) {
+      ScoreVecs<Words, kRows, kGroupVecs>(k, tile_bytes, num_word_rows, q, scores, kTileTokens,
+                                          prefetch);
+      return;
+    }
+    for (int t = 0; t < num_tiles; ++t) {
+      auto* tile_scores = reinterpret_cast<float(*)[kBlockTokens]>(&scores[0][t * kTileTokens]);
+      ScoreVecs<Words, kRows, 1>(k + t * tile_bytes, 0, num_word_rows, q, tile_scores, 0, nullptr);
+    }
+  } else {
+    for (int t = 0; t < num_tiles; ++t) {
+      for (int part = 0; part < kVecsPerWordRow; part += kGroupVecs) {
+        const int64_t offset = t * tile_bytes + part * kVectorBytes;
+        const bool whole_row = part == 0 && prefetch != nullptr;
+        auto* part_scores =
+            reinterpret_cast<float(*)[kBlockTokens]>(&scores[0][t * kTileTokens + part * kLanes]);
+        ScoreVecs<Words, kRows, kGroupVecs>(k + offset, 0, num_word_rows, q, part_scores, kLanes,
+                                            whole_row ? prefetch + offset : nullptr);
+      }
+    }
+  }
+}
+
+// Turns the first `count` scores of a row into 2^(score - m) and moves its running maximum and sum
+// on. Returns the factor for what was summed before. Scores from `count` on are not read by anyone
+// later.
+inline float SoftmaxRow(float* scores, int count, float* m, float* l) {
+  constexpr IntVec kLane = LaneNumbers(LaneIndices());
+  const int num_vecs = (count + kLanes - 1) / kLanes;
+  if (count % kLanes != 0) {
+    float* last = scores + (num_vecs - 1) * kLanes;
+    Store(last, kLane < count % kLanes ? Load(last) : Vec{} + kMinusInf);
+  }
+  Vec best = Vec{} + kMinusInf;
+  for (int v = 0; v < num_vecs; ++v) {
+    const Vec score = Load(scores + v * kLanes);
+    best = score > best ? score : best;  // A NaN is passed over here; it comes back by its 2^NaN.
+  }
+  const float m_old = *m;
+  const float block_max = MaxOfLanes(best);
+  const float m_new = block_max > m_old ? block_max : m_old;
+  const float base = m_new == kMinusInf ? 0.0f : m_new;  // (-inf) - (-inf) would be NaN.
+  Vec sum = Vec{};
+  for (int v = 0; v < num_vecs; ++v) {
+    const Vec power = Exp2(Load(scores + v * kLanes) - base);
+    Store(scores + v * kLanes, power);
+    sum += power;
+  }
+  const float factor = m_new == m_old ? 1.0f : Exp2(Vec{} + (m_old - base))[0];
+  *m = m_new;
+  *l = *l * factor + SumOfLanes(sum);
+  return factor;
+}
+
+// o[row][d] = o[row][d] * factor[row] + sum of p[row][t] * V[t][d] over tokens [begin, end), for
+// kVecs vectors of dims. `v` is at the first of these dims; `begin` is even with bf16 words.
+template <typename Words, int kRows, int kVecs>
+inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
+                      const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
+                      int dim) {
+  Vec sum[kRows][kVecs];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int d = 0; d < kVecs; ++d) sum[r][d] = Load(o_rows[r] + dim + d * kLanes) * factor[r];
+  }
+  int t = begin;
+  for (; t + Words::kValues <= end; t += Words::kValues) {
+    const std::byte* words_at = v + (t / Words::kValues) * row_bytes;
+    Vec value[Words::kValues][kVecs];
+#pragma GCC unroll 4
+    for (int d = 0; d < kVecs; ++d) {
+      const WordVec words = LoadWords(words_at + d * kVectorBytes);
+      if constexpr (Words::kValues == 2) {
+        value[0][d] = LowHalf(words);
+        value[1][d] = HighHalf(words);
+      } else {
+        value[0][d] = reinterpret_cast<Vec>(words);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int i = 0; i < Words::kValues; ++i) {
+#pragma GCC unroll 4
+        for (int d = 0; d < kVecs; ++d) sum[r][d] += p[r][t + i] * value[i][d];
+      }
+    }
+  }
+  if constexpr (Words::kValues == 2) {
+    if (t < end) {  // The lower half of a last word; the upper is not this row's to see.
+#pragma GCC unroll 4
+      for (int d = 0; d < kVecs; ++d) {
+        const Vec value = LowHalf(LoadWords(v + (t / 2) * row_bytes + d * kVectorBytes));
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sum[r][d] += p[r][t] * value;
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int d = 0; d < kVecs; ++d) Store(o_rows[r] + dim + d * kLanes, sum[r][d]);
+  }
+}
+
+// All of num_dims (a multiple of 32) output dims of a group.
+template <typename Words, int kRows>
+inline void AddValueDims(const std::byte* v, int64_t row_bytes, int num_dims, int begin, int end,
+                         const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
+                         int first_dim) {
+  int d = 0;
+  for (; d + kGroupVecs * kLanes <= num_dims; d += kGroupVecs * kLanes) {
+    AddValues<Words, kRows, kGroupVecs>(v + int64_t{d} * 4, row_bytes, begin, end, p, factor,
+                                        o_rows, first_dim + d);
+  }
+  for (; d < num_dims; d += 2 * kLanes) {
+    AddValues<Words, kRows, 2>(v + int64_t{d} * 4, row_bytes, begin, end, p, factor, o_rows,
+                               first_dim + d);
+  }
+}
+
+// As AddValueDims with a count for each row: the tokens that all rows see together, then each row's
+// own. A row never multiplies a value that it does not see, even by zero: that value may be NaN.
+template <typename Words, int kRows>
+inline void AddSeenValues(const std::byte* v, int64_t row_bytes, int num_dims, const int* counts,
+                          const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
+                          int first_dim) {
+  int shared = counts[0];
+  bool equal = true;
+  for (int r = 1; r < kRows; ++r) {
+    equal = equal && counts[r] == counts[0];
+    shared = counts[r] < shared ? counts[r] : shared;
+  }
+  if (!equal) shared = shared / Words::kValues * Words::kValues;
+  AddValueDims<Words, kRows>(v, row_bytes, num_dims, 0, shared, p, factor, o_rows, first_dim);
+  if (equal) return;
+  const float one = 1.0f;
+  for (int r = 0; r < kRows; ++r) {
+    if (counts[r] == shared) continue;
+    AddValueDims<Words, 1>(v, row_bytes, num_dims, shared, counts[r], p + r, &one, o_rows + r,
+                           first_dim);
+  }
+}
+
+// Writes dims [first_dim, first_dim + num_dims) of the first num_tiles tiles of a K plane as rows
+// of float: to[token][kValueDims].
+template <typename Words>
+inline void TransposeKeys(const std::byte* k, int k_dim, int num_tiles, int first_dim, int num_dims,
+                          float* to) {
+  const int64_t tile_bytes = int64_t{kTileTokens} * k_dim * 4 / Words::kValues;
+  for (int t = 0; t < num_tiles; ++t) {
+    for (int part = 0; part < kVecsPerWordRow; ++part) {
+      const std::byte* from = k + t * tile_bytes + part * kVectorBytes;
+      float* to_tokens = to + int64_t{t * kTileTokens + part * kLanes} * kValueDims;
+      for (int d = 0; d < num_dims; d += kLanes * Words::kValues) {
+        const int64_t word_row = (first_dim + d) / Words::kValues;
+        WordVec rows[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) rows[i] = LoadWords(from + (word_row + i) * kWordRowBytes);
+        Transpose(rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          float* to_row = to_tokens + i * kValueDims + d;
+          if constexpr (Words::kValues == 2) {
+            alignas(kVectorBytes) uint16_t halves[2 * kLanes];
+            __builtin_memcpy(halves, &rows[i], sizeof(halves));
+            Store(to_row, LoadBf16(halves));
+            Store(to_row + kLanes, LoadBf16(halves + kLanes));
+          } else {
+            Store(to_row, reinterpret_cast<Vec>(rows[i]));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Slots of `block` that a row sees.
+inline int SeenTokens(const FlatAttentionArgs& args, const KvHeadBlock& block, int row) {
+  if (args.visible == nullptr) return block.num_tokens;
+  const int64_t seen = args.visible[row] - block.first_position;
+  if (seen <= 0) return 0;
+  return seen < block.num_tokens ? static_cast<int>(seen) : block.num_tokens;
+}
+
+// What a panel of rows keeps between the scores of a block and its values.
+struct Panel {
+  float p[kPanelRows][kBlockTokens];
+  float factor[kPanelRows];
+  int counts[kPanelRows];
+};
+
+// Scores and softmax of rows [row, row + kRows) on one block; false when none of them sees it.
+template <typename Words, int kRows>
+inline bool ScoreGroup(const FlatAttentionArgs& args, const KvHeadBlock& block, int row,
+                       Panel& panel, int slot, const std::byte* prefetch) {
+  int most = 0;
+  for (int r = 0; r < kRows; ++r) {
+    const int count = SeenTokens(args, block, row + r);
+    panel.counts[slot + r] = count;
+    panel.factor[slot + r] = 1.0f;
+    most = count > most ? count : most;
+  }
+  if (most == 0) return false;
+  ScoreBlock<Words, kRows>(block.k, args.k_dim, (most + kTileTokens - 1) / kTileTokens,
+                           args.q + row, panel.p + slot, prefetch);
+  for (int r = 0; r < kRows; ++r) {
+    if (panel.counts[slot + r] == 0) continue;
+    panel.factor[slot + r] =
+        SoftmaxRow(panel.p[slot + r], panel.counts[slot + r], args.m[row + r], args.l[row + r]);
+  }
+  return true;
+}
+
+// Calls body.template operator()<kRows>(row) for groups that cover [first, last).
+template <typename Body>
+inline void ForRowGroups(int first, int last, const Body& body) {
+  int row = first;
+  for (; row + kGroupRows <= last; row += kGroupRows) body.template operator()<kGroupRows>(row);
+  if (row + 2 <= last) {
+    body.template operator()<2>(row);
+    row += 2;
+  }
+  if (row < last) body.template operator()<1>(row);
+}
+
+// One block whose values have a plane of their own. The first group fetches the next block: the K
+// plane while it scores, a part of the V plane before each of its value passes.
+template <typename Words>
+inline void AttendBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
+                        const KvHeadBlock* next, Panel& panel) {
+  const int64_t row_bytes = int64_t{args.v_dim} * 4;
+  ForRowGroups(0, args.num_rows, [&]<int kRows>(int row) {
+    const bool fetch = next != nullptr && row == 0;
+    if (!ScoreGroup<Words, kRows>(args, block, row, panel, 0, fetch ? next->k : nullptr)) return;
+    if (fetch) {
+      const int64_t bytes = row_bytes * kBlockTokens / Words::kValues;
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next->v + i, 0, 2);
+    }
+    AddSeenValues<Words, kRows>(block.v, row_bytes, args.v_dim, panel.counts, panel.p, panel.factor,
+                                args.o + row, 0);
+  });
+}
+
+// One block whose key holds its value, for one panel of rows.
+template <typename Words>
+inline void AttendLatentBlock(const FlatAttentionArgs& args, const KvHeadBlock& block, int first,
+                              int last, const KvHeadBlock* next, Panel& panel, float* values) {
+  int most = 0;
+  ForRowGroups(first, last, [&]<int kRows>(int row) {
+    const bool fetch = next != nullptr && row == 0;
+    ScoreGroup<Words, kRows>(args, block, row, panel, row - first, fetch ? next->k : nullptr);
+    for (int r = 0; r < kRows; ++r) {
+      const int count = panel.counts[row - first + r];
+      most = count > most ? count : most;
+    }
+  });
+  const int num_tiles = (most + kTileTokens - 1) / kTileTokens;
+  if (num_tiles == 0) return;
+  for (int dim = 0; dim < args.v_dim; dim += kValueDims) {
+    const int num_dims = args.v_dim - dim < kValueDims ? args.v_dim - dim : kValueDims;
+    TransposeKeys<Words>(block.k, args.k_dim, num_tiles, dim, num_dims, values);
+    ForRowGroups(first, last, [&]<int kRows>(int row) {
+      const int slot = row - first;
+      AddSeenValues<F32Words, kRows>(reinterpret_cast<const std::byte*>(values), kValueDims * 4,
+                                     num_dims, panel.counts + slot, panel.p + slot,
+                                     panel.factor + slot, args.o + row, dim);
+    });
+  }
+}
+
+template <typename Words>
+inline void AttendBlocks(const FlatAttentionArgs& args) {
+  alignas(64) Panel panel;
+  alignas(64) float values[kBlockTokens * kValueDims];
+  for (int64_t i = 0; i < args.num_blocks; ++i) {
+    const KvHeadBlock& block = args.blocks[i];
+    const KvHeadBlock* next = i + 1 < args.num_blocks ? &args.blocks[i + 1] : nullptr;
+    if (!args.value_in_key) {
+      AttendBlock<Words>(args, block, next, panel);
+      continue;
+    }
+    for (int first = 0; first < args.num_rows; first += kPanelRows) {
+      const int last = first + kPanelRows < args.num_rows ? first + kPanelRows : args.num_rows;
+      AttendLatentBlock<Words>(args, block, first, last, next, panel, values);
+    }
+  }
+}
+
+inline void AttentionPartialVec(const FlatAttentionArgs& args) {
+  if (args.is_f32) {
+    AttendBlocks<F32Words>(args);
+  } else {
+    AttendBlocks<Bf16Words>(args);
+  }
+}
+
+}  // namespace
+}  // namespace writescope::kernels

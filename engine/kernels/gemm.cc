@@ -1,0 +1,85 @@
+#include "engine/kernels/gemm.h"
+
+#include <cblas.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "engine/base/bf16.h"
+#include "engine/base/check.h"
+
+namespace writescope::kernels {
+namespace {
+
+void Sgemm(int64_t m, int64_t n, int64_t k, const float* x, int64_t x_stride, const float* w,
+           int64_t w_stride, bool accumulate, float* y, int64_t y_stride) {
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(m),
+              static_cast<blasint>(n), static_cast<blasint>(k), 1.0f, x,
+              static_cast<blasint>(x_stride), w, static_cast<blasint>(w_stride),
+              accumulate ? 1.0f : 0.0f, y, static_cast<blasint>(y_stride));
+}
+
+void WidenRow(const std::byte* from, int64_t count, float* to) {
+  const uint16_t* bits = reinterpret_cast<const uint16_t*>(from);
+  for (int64_t i = 0; i < count; ++i) to[i] = Bf16ToFloat(bits[i]);
+}
+
+}  // namespace
+
+void GemmPanel(const GemmArgs& args, float* scratch) {
+  DCHECK(args.n <= kGemmPanelRows);
+  if (args.num_rows <= kSmallGemmRows) {
+    ActiveSmallGemmVariant().run(args);
+    return;
+  }
+  if (!args.w_is_bf16) {
+    Sgemm(args.num_rows, args.n, args.k, args.x, args.x_stride,
+          reinterpret_cast<const float*>(args.w), args.k, args.accumulate, args.y, args.y_stride);
+    return;
+  }
+  for (int64_t first = 0; first < args.k; first += kGemmBlockCols) {
+    const int64_t cols = std::min(kGemmBlockCols, args.k - first);
+    for (int64_t row = 0; row < args.n; ++row) {
+      WidenRow(args.w + (row * args.k + first) * 2, cols, scratch + row * cols);
+    }
+    Sgemm(args.num_rows, args.n, cols, args.x + first, args.x_stride, scratch, cols,
+          args.accumulate || first > 0, args.y, args.y_stride);
+  }
+}
+
+std::string BlasSelfTest() {
+  // Shapes that reach the packed kernels, their edges and the small-matrix paths.
+  constexpr int64_t kShapes[][3] = {{9, 7, 33}, {16, 128, 129}, {61, 47, 300}, {130, 128, 512}};
+  uint32_t state = 12345;
+  const auto next = [&state] {
+    state = state * 1664525u + 1013904223u;
+    return static_cast<float>(state >> 8) / 8388608.0f - 1.0f;
+  };
+  for (const auto& [m, n, k] : kShapes) {
+    std::vector<float> x(m * k), w(n * k), y(m * n, 0.5f);
+    for (float& value : x) value = next();
+    for (float& value : w) value = next();
+    Sgemm(m, n, k, x.data(), k, w.data(), k, true, y.data(), n);
+    for (int64_t i = 0; i < m * n; ++i) {
+      double want = 0.5, magnitude = 0.5;
+      for (int64_t d = 0; d < k; ++d) {
+        const double product = static_cast<double>(x[i / n * k + d]) * w[i % n * k + d];
+        want += product;
+        magnitude += std::fabs(product);
+      }
+      // A sum of k floats strays by at most k * 2^-24 of its magnitude.
+      if (!(std::fabs(y[i] - want) <= 6e-8 * static_cast<double>(k) * magnitude)) {
+        return "OpenBLAS computes wrong results here: core type " +
+               std::string(openblas_get_corename()) + ", sgemm of " + std::to_string(m) + " x " +
+               std::to_string(n) + " x " + std::to_string(k) + " gives " + std::to_string(y[i]) +
+               " instead of " + std::to_string(want) +
+               "; set OPENBLAS_CORETYPE=Haswell in the environment, or install a newer OpenBLAS";
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace writescope::kernels

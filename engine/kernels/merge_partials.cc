@@ -1,0 +1,42 @@
+#include <cmath>
+
+#include "engine/kernels/attention_partial.h"
+
+namespace writescope::kernels {
+
+template <typename T>
+void FinishPartial(int v_dim, const T* o, T m, T l, T* out, T* lse) {
+  if (l == 0) {
+    for (int d = 0; d < v_dim; ++d) out[d] = 0;
+    *lse = static_cast<T>(kEmptyLse);
+    return;
+  }
+  // Divided and not multiplied by the reciprocal: where l is 1 the values come out bit for bit.
+  for (int d = 0; d < v_dim; ++d) out[d] = o[d] / l;
+  *lse = m + std::log2(l);
+}
+
+template <typename T>
+void MergePartial(int v_dim, T* out, T* lse, const T* other_out, T other_lse) {
+  if (other_lse == static_cast<T>(kEmptyLse)) return;
+  if (*lse == static_cast<T>(kEmptyLse)) {
+    for (int d = 0; d < v_dim; ++d) out[d] = other_out[d];
+    *lse = other_lse;
+    return;
+  }
+  const T lse_max = std::fmax(*lse, other_lse);
+  const T weight = std::exp2(*lse - lse_max);
+  const T other_weight = std::exp2(other_lse - lse_max);
+  const T sum = weight + other_weight;  // In [1, 2]: the larger weight is 1.
+  for (int d = 0; d < v_dim; ++d) {
+    out[d] = (weight * out[d] + other_weight * other_out[d]) / sum;
+  }
+  *lse = lse_max + std::log2(sum);
+}
+
+template void FinishPartial<float>(int, const float*, float, float, float*, float*);
+template void FinishPartial<double>(int, const double*, double, double, double*, double*);
+template void MergePartial<float>(int, float*, float*, const float*, float);
+template void MergePartial<double>(int, double*, double*, const double*, double);
+
+}  // namespace writescope::kernels

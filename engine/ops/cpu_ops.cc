@@ -1,0 +1,156 @@
+#include "engine/ops/cpu_ops.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/check.h"
+#include "engine/base/status_macros.h"
+#include "engine/kernels/elementwise.h"
+#include "engine/ops/cpu_ops_impl.h"
+
+namespace writescope::ops {
+namespace {
+
+// Small batches compute all their (token, expert) pairs in one wave.
+constexpr int64_t kWaveSlotsMin = 1024;
+constexpr int64_t kFloatsPerLine = 16;  // A cache line; arrays begin on one.
+
+int64_t WeightBytes(WeightType type) { return type == WeightType::kBf16 ? 2 : 4; }
+
+}  // namespace
+
+CpuWorkspace CpuWorkspace::For(const OpsLimits& limits) {
+  CpuWorkspace layout;
+  const auto take = [&layout](int64_t num_floats) {
+    const int64_t at = layout.num_floats;
+    layout.num_floats += RoundUp(num_floats, kFloatsPerLine);
+    return at;
+  };
+  const int64_t tokens = limits.max_tokens;
+  layout.num_slots =
+      std::max(tokens, std::min<int64_t>(tokens * limits.experts_per_token, kWaveSlotsMin));
+  layout.probabilities = take(tokens * limits.num_experts);
+  layout.gathered = take(layout.num_slots * limits.hidden);
+  layout.activated = take(layout.num_slots * limits.max_mlp_width);
+  layout.results = take(layout.num_slots * limits.hidden);
+  return layout;
+}
+
+int64_t CpuOpsWorkspaceBytes(const OpsLimits& limits) {
+  return CpuWorkspace::For(limits).num_floats * static_cast<int64_t>(sizeof(float));
+}
+
+absl::StatusOr<std::unique_ptr<Ops>> CreateCpuOps(device::CpuDevice& device,
+                                                  const OpsLimits& limits) {
+  if (limits.max_tokens < 1 || limits.hidden < 1 || limits.max_head_dim < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("operations for at most ", limits.max_tokens, " tokens of ", limits.hidden,
+                     " values with heads of ", limits.max_head_dim, ": each must be at least 1"));
+  }
+  static const std::string blas_fault = kernels::BlasSelfTest();
+  if (!blas_fault.empty()) return absl::FailedPreconditionError(blas_fault);
+  ASSIGN_OR_RETURN(device::Buffer workspace,
+                   device.AllocateDevice(CpuOpsWorkspaceBytes(limits), "workspace of operations"));
+  return std::make_unique<CpuOps>(device, limits, std::move(workspace));
+}
+
+CpuOps::CpuOps(device::CpuDevice& device, const OpsLimits& limits, device::Buffer workspace)
+    : device_(device),
+      limits_(limits),
+      layout_(CpuWorkspace::For(limits)),
+      workspace_(std::move(workspace)),
+      scratch_(device.team().num_threads()) {
+  for (Scratch& scratch : scratch_) {
+    scratch.gemm.resize(kernels::kGemmScratchFloats);
+    scratch.panel.resize(kItemRows * kItemCols);
+  }
+  const int64_t chosen = int64_t{limits.max_tokens} * limits.experts_per_token;
+  chosen_.resize(chosen);
+  weights_.resize(chosen);
+}
+
+int64_t CpuOps::MatrixBytes(WeightType source, int64_t rows, int64_t cols) const {
+  return RoundUp(rows * cols * WeightBytes(source), 64);
+}
+
+absl::StatusOr<Matrix> CpuOps::LoadMatrix(std::byte* to, WeightType source, int64_t rows,
+                                          int64_t cols, const std::byte* from) {
+  if (rows < 1 || cols < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a matrix of ", rows, " rows and ", cols, " columns"));
+  }
+  // The device's memory is host memory, and nothing on the queue uses a matrix that is not there
+  // yet.
+  std::memcpy(to, from, static_cast<size_t>(rows * cols * WeightBytes(source)));
+  return Matrix{.data = to, .type = source, .rows = rows, .cols = cols};
+}
+
+void CpuOps::Embed(std::span<const TokenId> ids, const Matrix& table, void* out) {
+  for (const TokenId id : ids) {
+    CHECK(id >= 0 && id < table.rows) << "token " << id << " of a vocabulary of " << table.rows;
+  }
+  device_.compute().Launch([table, out, ids = std::vector<TokenId>(ids.begin(), ids.end())] {
+    float* to = static_cast<float*>(out);
+    for (const TokenId id : ids) {
+      const std::byte* from = table.data + id * table.cols * WeightBytes(table.type);
+      if (table.type == WeightType::kBf16) {
+        kernels::Bf16ToFloats(table.cols, from, to);
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(table.cols) * sizeof(float));
+      }
+      to += table.cols;
+    }
+  });
+}
+
+void CpuOps::RmsNorm(int num_rows, int dim, const void* x, const float* weight, float eps,
+                     void* out) {
+  device_.compute().Launch([=, this] {
+    constexpr int64_t kRowsPerItem = 16;
+    const double work_us = 8.0 * num_rows * dim / kBytesPerUs;
+    ForItems(CeilDiv(num_rows, kRowsPerItem), work_us, [=](int64_t item, int) {
+      const int64_t last = std::min<int64_t>(num_rows, (item + 1) * kRowsPerItem);
+      for (int64_t row = item * kRowsPerItem; row < last; ++row) {
+        kernels::RmsNormRow(dim, static_cast<const float*>(x) + row * dim, weight, eps,
+                            static_cast<float*>(out) + row * dim);
+      }
+    });
+  });
+}
+
+void CpuOps::Linear(int num_rows, const void* x, const Matrix& w, void* out, bool accumulate) {
+  device_.compute().Launch([=, this] {
+    const Product product = {.num_rows = num_rows,
+                             .x = static_cast<const float*>(x),
+                             .x_stride = w.cols,
+                             .w = w,
+                             .y = static_cast<float*>(out),
+                             .y_stride = w.rows,
+                             .accumulate = accumulate};
+    RunProducts({&product, 1});
+  });
+}
+
+void CpuOps::GatherRows(std::span<const int> rows, int dim, const void* x, void* out) {
+  device_.compute().Launch([=, rows = std::vector<int>(rows.begin(), rows.end())] {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::memcpy(static_cast<float*>(out) + static_cast<int64_t>(i) * dim,
+                  static_cast<const float*>(x) + int64_t{rows[i]} * dim,
+                  static_cast<size_t>(dim) * sizeof(float));
+    }
+  });
+}
+
+void CpuOps::DownloadFloats(const void* from, int64_t count, float* to) {
+  device_.compute().Launch(
+      [=] { std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float)); });
+}
+
+void CpuOps::PublishQueries(int64_t num_floats, const float* q, float* to) {
+  DownloadFloats(q, num_floats, to);
+}
+
+}  // namespace writescope::ops
