@@ -42,13 +42,12 @@ class BoundedQueue {
   // Waits at most `timeout`; nothing on timeout, or when closed and empty.
   std::optional<T> Pop(absl::Duration timeout = absl::InfiniteDuration()) {
     absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(
-        absl::Condition(
-            +[](BoundedQueue* q) ABSL_EXCLUSIVE_LOCKS_REQUIRED(q->mutex_) {
-              return q->closed_ || !q->items_.empty();
-            },
-            this),
-        timeout);
+    mutex_.AwaitWithTimeout(absl::Condition(
+                                +[](BoundedQueue* q) ABSL_EXCLUSIVE_LOCKS_REQUIRED(q->mutex_) {
+                                  return q->closed_ || !q->items_.empty();
+                                },
+                                this),
+                            timeout);
     if (items_.empty()) return std::nullopt;
     std::optional<T> item(std::move(items_.front()));
     items_.pop_front();

@@ -30,8 +30,8 @@ struct Voidify {
 
 }  // namespace writescope::internal
 
-#define CHECK(condition)                        \
-  (condition) ? (void)0                         \
+#define CHECK(condition)                            \
+  (condition) ? (void)0                             \
               : ::writescope::internal::Voidify() & \
                     ::writescope::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()
 #define WRITESCOPE_CHECK_OP(a, op, b) CHECK((a)op(b)) << "(" << (a) << " vs. " << (b) << ") "

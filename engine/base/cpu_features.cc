@@ -75,9 +75,12 @@ double CgroupCpuQuota() {
 
 std::string_view CpuIsaName(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::kGeneric: return "generic";
-    case CpuIsa::kAvx2: return "avx2";
-    case CpuIsa::kAvx512: return "avx512";
+    case CpuIsa::kGeneric:
+      return "generic";
+    case CpuIsa::kAvx2:
+      return "avx2";
+    case CpuIsa::kAvx512:
+      return "avx512";
   }
   return "unknown";
 }
@@ -106,9 +109,9 @@ CpuIsa ActiveCpuIsa() {
     const std::optional<CpuIsa> isa = ParseCpuIsa(forced);
     CHECK(isa.has_value()) << "WRITESCOPE_FORCE_ISA is '" << forced
                            << "'; it may be generic, avx2 or avx512";
-    CHECK(*isa <= DetectedCpuIsa()) << "WRITESCOPE_FORCE_ISA asks for '" << forced
-                                    << "', this processor offers up to '"
-                                    << std::string(CpuIsaName(DetectedCpuIsa())) << "'";
+    CHECK(*isa <= DetectedCpuIsa())
+        << "WRITESCOPE_FORCE_ISA asks for '" << forced << "', this processor offers up to '"
+        << std::string(CpuIsaName(DetectedCpuIsa())) << "'";
     return *isa;
   }();
   return active;

@@ -14,10 +14,14 @@ std::atomic<LogLevel> min_level{LogLevel::kInfo};
 
 const char* LevelName(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return "debug";
-    case LogLevel::kInfo: return "info";
-    case LogLevel::kWarning: return "warning";
-    case LogLevel::kError: return "error";
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
   }
   return "unknown";
 }
@@ -36,12 +40,13 @@ bool NeedsQuotes(std::string_view value) {
 
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
   if (level < min_level.load(std::memory_order_relaxed)) return;
-  std::string line = absl::StrCat(
-      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ",
-      LevelName(level), " ", std::string(message));
+  std::string line =
+      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ",
+                   LevelName(level), " ", std::string(message));
   for (const LogField& field : fields) {
     if (NeedsQuotes(field.value)) {
-      absl::StrAppend(&line, " ", std::string(field.key), "=\"", absl::Utf8SafeCEscape(field.value), "\"");
+      absl::StrAppend(&line, " ", std::string(field.key), "=\"", absl::Utf8SafeCEscape(field.value),
+                      "\"");
     } else {
       absl::StrAppend(&line, " ", std::string(field.key), "=", field.value);
     }

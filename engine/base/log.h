@@ -20,7 +20,8 @@ struct LogField {
   std::string value;
 };
 
-// Thread-safe; a line is written whole. A value with spaces, quotes or control characters is quoted.
+// Thread-safe; a line is written whole. A value with spaces, quotes or control characters is
+// quoted.
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
 
 // Messages below the level are dropped; the start value is kInfo.

@@ -6,8 +6,8 @@
 // With W = 2 this is, as it lies, the operand of vdpbf16ps, the B tile of AMX, and the A and B
 // fragments of mma.m16n8k16: no side transposes or repacks.
 //
-// A *block* is 64 tokens of one layer. Per KV head it holds the K plane (4 K tiles), then the V plane
-// (4 V tiles, so that token groups go on evenly over tile borders):
+// A *block* is 64 tokens of one layer. Per KV head it holds the K plane (4 K tiles), then the V
+// plane (4 V tiles, so that token groups go on evenly over tile borders):
 //   block: [num_kv_heads] x { K plane, V plane }
 // Where the value is a prefix of the key (the latent of MLA) there is no V plane.
 // Dims are zero-padded to a multiple of 32; token slots past the end of a sequence are zero.
@@ -41,15 +41,17 @@ WRITESCOPE_HOST_DEVICE constexpr int PadDim(int dim) {
   return (dim + kDimMultiple - 1) / kDimMultiple * kDimMultiple;
 }
 
-// Index, in values, inside the K plane of one head of one block. token in [0, 64), dim in [0, k_dim).
+// Index, in values, inside the K plane of one head of one block. token in [0, 64), dim in [0,
+// k_dim).
 WRITESCOPE_HOST_DEVICE constexpr int64_t KIndex(int token, int dim, int k_dim, int word_values) {
   const int64_t tile = token / kTileTokens;
   const int64_t in_tile = token % kTileTokens;
-  return tile * kTileTokens * k_dim +
-         ((dim / word_values) * kTileTokens + in_tile) * word_values + dim % word_values;
+  return tile * kTileTokens * k_dim + ((dim / word_values) * kTileTokens + in_tile) * word_values +
+         dim % word_values;
 }
 
-// Index, in values, inside the V plane of one head of one block. token in [0, 64), dim in [0, v_dim).
+// Index, in values, inside the V plane of one head of one block. token in [0, 64), dim in [0,
+// v_dim).
 WRITESCOPE_HOST_DEVICE constexpr int64_t VIndex(int token, int dim, int v_dim, int word_values) {
   return (static_cast<int64_t>(token / word_values) * v_dim + dim) * word_values +
          token % word_values;

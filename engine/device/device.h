@@ -52,8 +52,9 @@ class Queue {
 
   // Publishes everything submitted before, then stores `value`; the CPU polls the flag.
   virtual void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) = 0;
-  // Work submitted from now on starts once the flag is at least `value`. When that takes longer than
-  // `timeout` the wait ends with an error (see TakeError), so that a dead CPU side cannot hang a queue.
+  // Work submitted from now on starts once the flag is at least `value`. When that takes longer
+  // than `timeout` the wait ends with an error (see TakeError), so that a dead CPU side cannot hang
+  // a queue.
   virtual void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
                         absl::Duration timeout) = 0;
 

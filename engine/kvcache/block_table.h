@@ -47,16 +47,16 @@ class BlockTable {
   RegionFill Fill() const;
   std::vector<RegionUsage> Usage() const;
 
-  // A new block with one holder, not valid yet. `previous` is the id of the sequence's last block or
-  // -1. -1 when nothing is free even after dropping retained copies and evicting cached blocks.
+  // A new block with one holder, not valid yet. `previous` is the id of the sequence's last block
+  // or -1. -1 when nothing is free even after dropping retained copies and evicting cached blocks.
   int Allocate(const PlacementRequest& request, int previous);
   // One more holder.
   void Hold(int id);
   // One holder less. With none left a block in the prefix index is cached, another is freed.
   void Release(int id);
 
-  // The only way by which bytes of a block are written: says that `layer` of it now is, and counts the
-  // bytes as moved when it was before.
+  // The only way by which bytes of a block are written: says that `layer` of it now is, and counts
+  // the bytes as moved when it was before.
   void CountWrite(int id, int layer);
   // All layers are written and may be read from now on.
   void Seal(int id);
@@ -68,14 +68,15 @@ class BlockTable {
   // INTERNAL when a sealed block's bytes differ from what they were. Only with `verify`.
   absl::Status Verify(int id) const;
 
-  PrefixIndex::Found FindPrefix(PrefixIndex::EntryId parent, std::span<const TokenId> tokens) const {
+  PrefixIndex::Found FindPrefix(PrefixIndex::EntryId parent,
+                                std::span<const TokenId> tokens) const {
     return prefixes_.Find(parent, tokens);
   }
   // Makes a sealed block findable; the entry that stands for its content.
   PrefixIndex::EntryId Index(int id, PrefixIndex::EntryId parent, std::span<const TokenId> tokens);
 
-  // A free device block to keep a copy of block `id` in, -1 without room above `keep_free`. It is read
-  // once FinishRetain says that the copy has landed; without that it is given back.
+  // A free device block to keep a copy of block `id` in, -1 without room above `keep_free`. It is
+  // read once FinishRetain says that the copy has landed; without that it is given back.
   int BeginRetain(int id, int64_t keep_free);
   void FinishRetain(int id, bool landed);
   // While locked no retained copy is dropped: a step is reading them.

@@ -94,8 +94,7 @@ int InplaceKvCache::AddSequence(int64_t expected_blocks) {
   return -1;
 }
 
-int64_t InplaceKvCache::MatchPrefix(int slot, std::span<const TokenId> tokens,
-                                    int64_t max_tokens) {
+int64_t InplaceKvCache::MatchPrefix(int slot, std::span<const TokenId> tokens, int64_t max_tokens) {
   Sequence& s = sequence(slot);
   CHECK_EQ(s.length, 0);
   if (!options_.prefix_cache) return 0;
@@ -149,11 +148,10 @@ void InplaceKvCache::RemoveSequence(int slot) {
 
 int InplaceKvCache::AllocateBlock(Sequence& s) {
   const int previous = s.block_ids.empty() ? -1 : s.block_ids.back();
-  const int id =
-      blocks_.Allocate({.device_blocks = s.device_blocks,
-                        .device_quota_blocks = s.device_quota,
-                        .host_after_spilled_blocks = options_.host_after_spilled_blocks},
-                       previous);
+  const int id = blocks_.Allocate({.device_blocks = s.device_blocks,
+                                   .device_quota_blocks = s.device_quota,
+                                   .host_after_spilled_blocks = options_.host_after_spilled_blocks},
+                                  previous);
   if (id < 0) return -1;
   if (blocks_.home(id).region == RegionKind::kDevice) ++s.device_blocks;
   s.block_ids.push_back(id);
@@ -196,7 +194,8 @@ absl::StatusOr<UnitWrite> InplaceKvCache::PlanUnit(int slot, int64_t position, i
   const bool full = write.first_slot + write.num_slots == kBlockTokens;
   const bool whole = full && write.first_slot == 0;
   if (!whole && write.first_slot == 0) {
-    // The unit that was open may become full in this very step, so the new one takes the other half.
+    // The unit that was open may become full in this very step, so the new one takes the other
+    // half.
     RETURN_IF_ERROR(ClearTailHalf(slot, 1 - plan->open_half));
     plan->open_half = 1 - plan->open_half;
   }
@@ -334,8 +333,8 @@ void InplaceKvCache::IndexSealed(Sequence& s) {
   while (s.indexed_units < static_cast<int64_t>(s.block_ids.size())) {
     const int id = s.block_ids[static_cast<size_t>(s.indexed_units)];
     if (!blocks_.sealed(id)) return;
-    const auto unit = std::span<const TokenId>(s.tokens)
-                          .subspan(static_cast<size_t>(s.indexed_units * kBlockTokens), kBlockTokens);
+    const auto unit = std::span<const TokenId>(s.tokens).subspan(
+        static_cast<size_t>(s.indexed_units * kBlockTokens), kBlockTokens);
     s.last_entry = blocks_.Index(id, s.last_entry, unit);
     ++s.indexed_units;
   }
@@ -347,16 +346,18 @@ SequenceView InplaceKvCache::View(int slot, const WritePlan& plan) const {
   size_t sealed = 0;
   while (sealed < s.block_ids.size() && blocks_.sealed(s.block_ids[sealed])) ++sealed;
   view.block_ids = std::span<const int>(s.block_ids).first(sealed);
-  // Full units whose commit is under way are read from the tail; PrepareWrite has seen to the others.
+  // Full units whose commit is under way are read from the tail; PrepareWrite has seen to the
+  // others.
   for (const PendingCommit& commit : s.pending) {
     CHECK_GE(commit.tail_half, 0) << "unit " << commit.unit;
-    view.open.push_back({TailAddress(slot, commit.tail_half), commit.unit * kBlockTokens, kBlockTokens});
+    view.open.push_back(
+        {TailAddress(slot, commit.tail_half), commit.unit * kBlockTokens, kBlockTokens});
   }
   const int64_t written_end = plan.first_position + plan.num_tokens;
   for (const UnitWrite& write : plan.units) {
     const int64_t first = write.unit * kBlockTokens;
-    view.open.push_back(
-        {write.target, first, static_cast<int>(std::min<int64_t>(kBlockTokens, written_end - first))});
+    view.open.push_back({write.target, first,
+                         static_cast<int>(std::min<int64_t>(kBlockTokens, written_end - first))});
   }
   return view;
 }

@@ -1,10 +1,10 @@
 // InplaceKVCache: where every KV byte lives, from its write to its end.
 //
-// New tokens go to an open tail in device memory: two units of 64 tokens for each sequence. A full unit
-// is committed once, in one copy, to its home, which is chosen then; sealed bytes never change or move.
-// Until the commit has landed, readers use the tail. In a long prompt chunk the units that will be full
-// by its end skip the tail: those with a home on the device are written there, the others to a workspace
-// of two layers from which they are committed while later layers run.
+// New tokens go to an open tail in device memory: two units of 64 tokens for each sequence. A full
+// unit is committed once, in one copy, to its home, which is chosen then; sealed bytes never change
+// or move. Until the commit has landed, readers use the tail. In a long prompt chunk the units that
+// will be full by its end skip the tail: those with a home on the device are written there, the
+// others to a workspace of two layers from which they are committed while later layers run.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ struct LayeredAddress {
 
 // The part of a step's writes that falls into one unit.
 struct UnitWrite {
-  int64_t unit = 0;       // Position / 64
-  int first_slot = 0;     // Slots [first_slot, first_slot + num_slots) are written
+  int64_t unit = 0;    // Position / 64
+  int first_slot = 0;  // Slots [first_slot, first_slot + num_slots) are written
   int num_slots = 0;
   LayeredAddress target;  // Of the unit's block
   int block_id = -1;      // Home; -1 while the unit stays open
@@ -103,13 +103,14 @@ class InplaceKvCache {
   int64_t length(int slot) const { return sequence(slot).length; }
   SequencePlacement Placement(int slot) const;
 
-  // Where the next tokens go. `workspace_used` counts the step's workspace units over its sequences.
-  // RESOURCE_EXHAUSTED when a block cannot be had: nothing has changed then.
+  // Where the next tokens go. `workspace_used` counts the step's workspace units over its
+  // sequences. RESOURCE_EXHAUSTED when a block cannot be had: nothing has changed then.
   absl::StatusOr<WritePlan> PrepareWrite(int slot, int num_tokens, int* workspace_used);
-  // After the layer's writes have been submitted to the compute queue: commits what left the tail out.
+  // After the layer's writes have been submitted to the compute queue: commits what left the tail
+  // out.
   void CommitLayer(const WritePlan& plan, int layer);
-  // Before a layer writes to the workspace: waits on the compute queue for the commits of the layer that
-  // used it before.
+  // Before a layer writes to the workspace: waits on the compute queue for the commits of the layer
+  // that used it before.
   void AwaitWorkspace(int layer);
   // After all layers: the tokens are in, tails that are full are committed.
   void FinishWrite(const WritePlan& plan, std::span<const TokenId> tokens);
@@ -139,7 +140,7 @@ class InplaceKvCache {
     int64_t device_blocks = 0;
     std::vector<int> block_ids;  // Of full units, in order; the last may be pending
     std::vector<PendingCommit> pending;
-    int open_half = 0;  // Of the tail: holds the open unit
+    int open_half = 0;                  // Of the tail: holds the open unit
     bool half_dirty[2] = {true, true};  // Holds what is no longer needed: zero it before use
     std::vector<TokenId> tokens;
     int64_t indexed_units = 0;

@@ -14,21 +14,21 @@ struct RegionFill {
   std::array<int64_t, kNumRegions> available{};  // Free, or freed by evicting what nobody uses
 };
 
-// How many of a sequence's blocks may lie in the device region. A sequence that fits there whole gets
-// it whole (a short chat must not wait for the link); a larger one gets three quarters of what is
-// available, at least its proportional part, so that the next one finds room too.
+// How many of a sequence's blocks may lie in the device region. A sequence that fits there whole
+// gets it whole (a short chat must not wait for the link); a larger one gets three quarters of what
+// is available, at least its proportional part, so that the next one finds room too.
 int64_t DeviceQuotaBlocks(int64_t expected_blocks, const RegionFill& fill);
 
 struct PlacementRequest {
   int64_t device_blocks = 0;        // Of the sequence, there already
   int64_t device_quota_blocks = 0;  // From DeviceQuotaBlocks
-  // Spilled blocks of all sequences below which nothing goes to `host`: while little is spilled the best
-  // share is near 0, and bytes that only the CPU reads would slow each step.
+  // Spilled blocks of all sequences below which nothing goes to `host`: while little is spilled the
+  // best share is near 0, and bytes that only the CPU reads would slow each step.
   int64_t host_after_spilled_blocks = 0;
 };
 
-// The region for the next block: the device within the quota, else the host region furthest below its
-// part of the host capacity. Falls back to any region with room. False: none has.
+// The region for the next block: the device within the quota, else the host region furthest below
+// its part of the host capacity. Falls back to any region with room. False: none has.
 bool ChooseRegion(const PlacementRequest& request, const RegionFill& fill, RegionKind* kind);
 
 // Host capacity divided over the regions such that shares in [min_cpu_share, max_cpu_share] are

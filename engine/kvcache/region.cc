@@ -11,10 +11,14 @@ namespace writescope::kvcache {
 
 std::string_view RegionName(RegionKind kind) {
   switch (kind) {
-    case RegionKind::kDevice: return "device";
-    case RegionKind::kStream: return "stream";
-    case RegionKind::kSwing: return "swing";
-    case RegionKind::kHost: return "host";
+    case RegionKind::kDevice:
+      return "device";
+    case RegionKind::kStream:
+      return "stream";
+    case RegionKind::kSwing:
+      return "swing";
+    case RegionKind::kHost:
+      return "host";
   }
   return "unknown";
 }
@@ -28,11 +32,11 @@ absl::StatusOr<Region> Region::Create(RegionKind kind, const KvGeometry& geometr
     if (kind == RegionKind::kDevice) {
       ASSIGN_OR_RETURN(memory, device.AllocateDevice(size_bytes, label));
     } else {
-      ASSIGN_OR_RETURN(memory, device.AllocateHost(size_bytes,
-                                                   kind == RegionKind::kHost
-                                                       ? device::HostMemory::kPageable
-                                                       : device::HostMemory::kPageLocked,
-                                                   label));
+      ASSIGN_OR_RETURN(
+          memory, device.AllocateHost(size_bytes,
+                                      kind == RegionKind::kHost ? device::HostMemory::kPageable
+                                                                : device::HostMemory::kPageLocked,
+                                      label));
     }
   }
   return Region(kind, geometry.block_bytes(), num_layers, num_blocks, std::move(memory));
@@ -64,8 +68,7 @@ int Region::Allocate(int previous) {
   }
   // Whoever owns the block before the extent may be growing into it; starting in the middle leaves
   // both room to go on.
-  const int index =
-      largest->first == 0 ? 0 : largest->first + largest->second / 2;
+  const int index = largest->first == 0 ? 0 : largest->first + largest->second / 2;
   Take(largest, index);
   return index;
 }

@@ -1,4 +1,5 @@
-// One region of the KV cache: memory of one kind, made once at start-up, and who has which block of it.
+// One region of the KV cache: memory of one kind, made once at start-up, and who has which block of
+// it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace writescope::kvcache {
 
-// Two dimensions: which processor computes on a byte (device and stream: the GPU; host: the CPU; swing:
-// either), and whether it is read where it lies or crosses the link first.
+// Two dimensions: which processor computes on a byte (device and stream: the GPU; host: the CPU;
+// swing: either), and whether it is read where it lies or crosses the link first.
 enum class RegionKind {
   kDevice,  // VRAM
   kStream,  // Page-locked host memory that only the copy engine reads

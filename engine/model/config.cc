@@ -332,7 +332,7 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
   if (generation_json.ok() && generation_json->empty()) {
     return absl::DataLossError(absl::StrCat(model_dir, "/", kGenerationConfigFile, " is empty"));
   }
-  const absl::StatusOr<ModelConfig> config =
+  absl::StatusOr<ModelConfig> config =
       ParseModelConfig(config_json, generation_json.ok() ? *generation_json : std::string());
   if (config.ok()) return config;
   return absl::Status(config.status().code(),

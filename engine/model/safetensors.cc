@@ -20,17 +20,17 @@ constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The format's own limit.
 
 struct DtypeInfo {
-  Dtype dtype;
   const char* name;
+  Dtype dtype;
   int bytes;
 };
 constexpr DtypeInfo kDtypes[] = {
-    {Dtype::kBool, "BOOL", 1},      {Dtype::kU8, "U8", 1},          {Dtype::kI8, "I8", 1},
-    {Dtype::kF8E4M3, "F8_E4M3", 1}, {Dtype::kF8E5M2, "F8_E5M2", 1}, {Dtype::kF8E8M0, "F8_E8M0", 1},
-    {Dtype::kU16, "U16", 2},        {Dtype::kI16, "I16", 2},        {Dtype::kF16, "F16", 2},
-    {Dtype::kBF16, "BF16", 2},      {Dtype::kU32, "U32", 4},        {Dtype::kI32, "I32", 4},
-    {Dtype::kF32, "F32", 4},        {Dtype::kU64, "U64", 8},        {Dtype::kI64, "I64", 8},
-    {Dtype::kF64, "F64", 8},
+    {"BOOL", Dtype::kBool, 1},      {"U8", Dtype::kU8, 1},          {"I8", Dtype::kI8, 1},
+    {"F8_E4M3", Dtype::kF8E4M3, 1}, {"F8_E5M2", Dtype::kF8E5M2, 1}, {"F8_E8M0", Dtype::kF8E8M0, 1},
+    {"U16", Dtype::kU16, 2},        {"I16", Dtype::kI16, 2},        {"F16", Dtype::kF16, 2},
+    {"BF16", Dtype::kBF16, 2},      {"U32", Dtype::kU32, 4},        {"I32", Dtype::kI32, 4},
+    {"F32", Dtype::kF32, 4},        {"U64", Dtype::kU64, 8},        {"I64", Dtype::kI64, 8},
+    {"F64", Dtype::kF64, 8},
 };
 
 const DtypeInfo& InfoOf(Dtype dtype) {

@@ -76,7 +76,7 @@ struct MemoryPlan {
 };
 
 struct ModelInfo {
-  std::string name;          // Last folder of model_dir
+  std::string name;  // Last folder of model_dir
   std::string architecture;
   int vocab_size = 0;
   int num_layers = 0;
@@ -193,7 +193,8 @@ class Engine {
  public:
   // Reads and checks the checkpoint, and plans memory, without allocating any of it.
   static absl::StatusOr<MemoryPlan> Plan(const EngineOptions& options);
-  // Plan, then everything: memory, weights, threads. `observer` may be null and must outlive the engine.
+  // Plan, then everything: memory, weights, threads. `observer` may be null and must outlive the
+  // engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         EngineObserver* observer);
   virtual ~Engine() = default;
@@ -203,7 +204,8 @@ class Engine {
 
   // Checks and queues a request; the answer goes to `sink`. The id by which Cancel finds it.
   // Errors carry an absl payload kErrorReasonUrl with a reason word (see error_reason.h):
-  //   INVALID_ARGUMENT      a parameter out of range, empty prompt, id outside the vocabulary, invalid
+  //   INVALID_ARGUMENT      a parameter out of range, empty prompt, id outside the vocabulary,
+  //   invalid
   //                         UTF-8, text without a tokenizer, prompt longer than the context
   //   ALREADY_EXISTS        request_id in flight
   //   RESOURCE_EXHAUSTED    queue full

@@ -63,7 +63,15 @@ struct PositionLogprobs {
   std::vector<TokenLogprob> top;
 };
 
-enum class FinishReason { kMaxTokens, kContextFull, kEosToken, kStopToken, kStopString, kAborted, kTimeLimit };
+enum class FinishReason {
+  kMaxTokens,
+  kContextFull,
+  kEosToken,
+  kStopToken,
+  kStopString,
+  kAborted,
+  kTimeLimit
+};
 
 struct Usage {
   int64_t prompt_tokens = 0;

@@ -1,5 +1,6 @@
-// The CPU device: a budgeted arena for device memory, a thread for each ordered queue, and a link whose
-// copies a thread makes at a settable pace. It computes real answers; only its speed is that of a CPU.
+// The CPU device: a budgeted arena for device memory, a thread for each ordered queue, and a link
+// whose copies a thread makes at a settable pace. It computes real answers; only its speed is that
+// of a CPU.
 #pragma once
 
 #include <functional>

@@ -79,6 +79,11 @@ void ThreadQueue::SetFlag(std::atomic<uint64_t>* flag, uint64_t value) {
 void ThreadQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
                            absl::Duration timeout) {
   Launch([=, this] {
+    {
+      // One wait that ran out has failed the step already; the next would only take as long again.
+      std::lock_guard lock(mutex_);
+      if (!error_.ok()) return;
+    }
     const double give_up_at = NowSeconds() + absl::ToDoubleSeconds(timeout);
     for (int spin = 0; flag->load(std::memory_order_acquire) < value; ++spin) {
       if (spin < 200) {

@@ -1,4 +1,5 @@
-// An ordered queue as a thread that runs closures, with a pace for those that are copies over a link.
+// An ordered queue as a thread that runs closures, with a pace for those that are copies over a
+// link.
 #pragma once
 
 #include <atomic>
@@ -15,7 +16,8 @@ namespace writescope::device {
 
 class ThreadQueue final : public CpuQueue {
  public:
-  // `pace` (bytes per second, 0 for none) applies to Copy and may change at any time; null: no pace.
+  // `pace` (bytes per second, 0 for none) applies to Copy and may change at any time; null: no
+  // pace.
   ThreadQueue(std::string name, const std::atomic<double>* pace);
   ~ThreadQueue() override;
 
@@ -27,8 +29,7 @@ class ThreadQueue final : public CpuQueue {
   void Zero(std::byte* to, int64_t size_bytes) override;
   void RecordTime(double* seconds) override;
   void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
-  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
-                absl::Duration timeout) override;
+  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout) override;
   uint64_t completed_ticket() const override { return completed_.load(std::memory_order_acquire); }
   absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
   absl::Status TakeError() override;

@@ -1,0 +1,230 @@
+#include "engine/attention/cpu_attention.h"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+
+namespace writescope::attention {
+namespace {
+
+// Small enough to share work evenly at the end of a layer, large enough that a claim costs nothing.
+constexpr int64_t kClaimBytes = 128 * kKiB;
+constexpr int kSpinsBeforeNap = 500;
+
+int64_t NowNs() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+int64_t QueryBytes(const CpuAttention::Options& o) {
+  return RoundUp(int64_t{4} * o.max_rows * o.num_heads * o.geometry.k_dim, 64);
+}
+int64_t OutBytes(const CpuAttention::Options& o) {
+  return RoundUp(int64_t{4} * o.max_rows * o.num_heads * o.geometry.v_dim, 64);
+}
+int64_t LseBytes(const CpuAttention::Options& o) {
+  return RoundUp(int64_t{4} * o.max_rows * o.num_heads, 64);
+}
+
+}  // namespace
+
+int64_t CpuAttention::HostBytes(const Options& options) {
+  return QueryBytes(options) + OutBytes(options) + LseBytes(options) +
+         RoundUp(static_cast<int64_t>(sizeof(HandoffFlags)) * options.num_layers, 64);
+}
+
+absl::StatusOr<std::unique_ptr<CpuAttention>> CpuAttention::Create(const Options& options,
+                                                                   device::Device& device) {
+  ASSIGN_OR_RETURN(device::Buffer handoff,
+                   device.AllocateHost(HostBytes(options), device::HostMemory::kPageLocked,
+                                       "queries and partials"));
+  return std::unique_ptr<CpuAttention>(new CpuAttention(options, std::move(handoff)));
+}
+
+CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
+    : options_(options),
+      variant_(kernels::ActiveAttentionVariant()),
+      claim_blocks_(std::max<int64_t>(1, kClaimBytes / options.geometry.block_bytes())),
+      handoff_(std::move(handoff)),
+      workers_(static_cast<size_t>(options.num_workers)),
+      row_mutexes_(static_cast<size_t>(options.max_rows)) {
+  std::byte* at = handoff_.data();
+  queries_ = reinterpret_cast<float*>(at);
+  out_ = reinterpret_cast<float*>(at += QueryBytes(options));
+  lse_ = reinterpret_cast<float*>(at += OutBytes(options));
+  flags_ = reinterpret_cast<HandoffFlags*>(at += LseBytes(options));
+  for (int layer = 0; layer < options.num_layers; ++layer) new (flags_ + layer) HandoffFlags();
+  const size_t heads =
+      static_cast<size_t>(options.max_rows) * static_cast<size_t>(options.num_heads);
+  for (Worker& worker : workers_) {
+    worker.o.resize(heads * static_cast<size_t>(options.geometry.v_dim));
+    worker.m.resize(heads);
+    worker.l.resize(heads);
+    worker.touched.resize(static_cast<size_t>(options.max_rows));
+    worker.finished.resize(static_cast<size_t>(options.geometry.v_dim));
+  }
+  ResetPartials(options.max_rows);
+}
+
+void CpuAttention::ResetPartials(int num_rows) {
+  std::fill_n(lse_, static_cast<int64_t>(num_rows) * options_.num_heads, kernels::kEmptyLse);
+  for (Worker& worker : workers_) {
+    for (const int row : worker.touched_rows) worker.touched[static_cast<size_t>(row)] = false;
+    worker.touched_rows.clear();
+  }
+}
+
+void CpuAttention::RunWorker(int index, StepContext& step) {
+  Worker& worker = workers_[static_cast<size_t>(index)];
+  for (int layer = 0; layer < step.num_layers; ++layer) {
+    if (!AwaitQuery(step, layer)) return;
+    const int64_t blocks = AttendLayer(worker, step, layer);
+    if (blocks < 0) return;
+    LayerProgress& progress = step.layers[layer];
+    if (blocks > 0) {
+      Flush(worker);
+      progress.last_report_ns.store(NowNs(), std::memory_order_relaxed);
+      progress.cpu_reported.fetch_add(blocks, std::memory_order_acq_rel);
+    }
+    step.SignalIfDone(layer);
+  }
+}
+
+bool CpuAttention::AwaitQuery(const StepContext& step, int layer) const {
+  const std::atomic<uint64_t>& ready = step.flags[layer].query_ready;
+  for (int spin = 0; ready.load(std::memory_order_acquire) < step.epoch; ++spin) {
+    if (step.abort.load(std::memory_order_relaxed)) return false;
+    // The link may have taken everything before the query was there.
+    if (step.AllClaimed(layer)) return true;
+    if (spin < kSpinsBeforeNap || options_.nap == absl::ZeroDuration()) {
+      __builtin_ia32_pause();
+    } else {
+      std::this_thread::sleep_for(absl::ToChronoNanoseconds(options_.nap));
+    }
+  }
+  return true;
+}
+
+bool CpuAttention::ClaimParts(Worker& worker, StepContext& step, int layer, int64_t* count) {
+  LayerProgress& progress = step.layers[layer];
+  worker.parts.clear();
+  const int64_t host_blocks = step.host_blocks();
+  // Host blocks first: nobody else can take them.
+  if (progress.host_claimed.load(std::memory_order_relaxed) < host_blocks) {
+    const int64_t first = progress.host_claimed.fetch_add(claim_blocks_, std::memory_order_acq_rel);
+    if (first < host_blocks) {
+      *count = std::min(claim_blocks_, host_blocks - first);
+      step.attention->runs.host.Slice(first, *count, &worker.parts);
+      return true;
+    }
+  }
+  const MeetCursor::Claim claim = progress.swing.ClaimBack(claim_blocks_);
+  if (claim.count == 0) return false;
+  *count = claim.count;
+  step.attention->runs.swing.Slice(claim.first, claim.count, &worker.parts);
+  return true;
+}
+
+int64_t CpuAttention::AttendLayer(Worker& worker, StepContext& step, int layer) {
+  int64_t blocks = 0;
+  while (!step.abort.load(std::memory_order_relaxed)) {
+    if (step.hook && !step.hook(Side::kCpu, layer)) return -1;
+    int64_t count = 0;
+    const int64_t now_ns = NowNs();
+    if (!ClaimParts(worker, step, layer, &count)) return blocks;
+    int64_t none = 0;
+    step.layers[layer].first_claim_ns.compare_exchange_strong(none, now_ns,
+                                                              std::memory_order_relaxed);
+    for (const Run& part : worker.parts) AttendPart(worker, step, layer, part);
+    blocks += count;
+  }
+  return -1;
+}
+
+void CpuAttention::Touch(Worker& worker, int row) {
+  if (worker.touched[static_cast<size_t>(row)]) return;
+  worker.touched[static_cast<size_t>(row)] = true;
+  worker.touched_rows.push_back(row);
+  const int64_t heads = options_.num_heads;
+  std::fill_n(&worker.o[static_cast<size_t>(row * heads * options_.geometry.v_dim)],
+              heads * options_.geometry.v_dim, 0.0f);
+  std::fill_n(&worker.m[static_cast<size_t>(row * heads)], heads, kernels::kEmptyLse);
+  std::fill_n(&worker.l[static_cast<size_t>(row * heads)], heads, 0.0f);
+}
+
+void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part) {
+  const KvGeometry& kv = options_.geometry;
+  const int64_t heads = options_.num_heads;
+  const int64_t group = heads / kv.num_kv_heads;
+  const kvcache::Region& region = step.blocks->region(part.region);
+  const std::span<const int> readers =
+      std::span(step.attention->runs.readers)
+          .subspan(static_cast<size_t>(part.first_reader), static_cast<size_t>(part.num_readers));
+  for (const int reader : readers)
+    Touch(worker, step.attention->rows[static_cast<size_t>(reader)].first_row);
+
+  for (int kv_head = 0; kv_head < kv.num_kv_heads; ++kv_head) {
+    worker.blocks.clear();
+    for (int i = 0; i < part.num_blocks; ++i) {
+      const std::byte* k = region.Address(layer, part.first_index + i) + kv_head * kv.head_bytes();
+      worker.blocks.push_back({.k = k,
+                               .v = k + kv.k_plane_bytes(),
+                               .num_tokens = kBlockTokens,
+                               .first_position = part.first_position + int64_t{i} * kBlockTokens});
+    }
+    worker.q_rows.clear();
+    worker.o_rows.clear();
+    worker.m_rows.clear();
+    worker.l_rows.clear();
+    for (const int reader : readers) {
+      const int64_t row = step.attention->rows[static_cast<size_t>(reader)].first_row;
+      for (int64_t g = 0; g < group; ++g) {
+        const int64_t head = row * heads + kv_head * group + g;
+        worker.q_rows.push_back(queries_ + head * kv.k_dim);
+        worker.o_rows.push_back(&worker.o[static_cast<size_t>(head * kv.v_dim)]);
+        worker.m_rows.push_back(&worker.m[static_cast<size_t>(head)]);
+        worker.l_rows.push_back(&worker.l[static_cast<size_t>(head)]);
+      }
+    }
+    variant_.run({.k_dim = kv.k_dim,
+                  .v_dim = kv.v_dim,
+                  .value_in_key = kv.value_in_key,
+                  .dtype = kv.dtype,
+                  .blocks = worker.blocks,
+                  .num_rows = static_cast<int>(worker.q_rows.size()),
+                  .q = worker.q_rows.data(),
+                  .visible = nullptr,  // Sealed blocks lie before every query of a decode step.
+                  .o = worker.o_rows.data(),
+                  .m = worker.m_rows.data(),
+                  .l = worker.l_rows.data()});
+  }
+}
+
+void CpuAttention::Flush(Worker& worker) {
+  const int64_t heads = options_.num_heads;
+  const int v_dim = options_.geometry.v_dim;
+  for (const int row : worker.touched_rows) {
+    std::lock_guard lock(row_mutexes_[static_cast<size_t>(row)]);
+    for (int64_t head = row * heads; head < (row + 1) * heads; ++head) {
+      float lse = kernels::kEmptyLse;
+      const size_t at = static_cast<size_t>(head);
+      const float* o = &worker.o[at * static_cast<size_t>(v_dim)];
+      // The first partial of a row is written as it is: what lies there is of an earlier layer.
+      if (lse_[head] == kernels::kEmptyLse) {
+        kernels::FinishPartial(v_dim, o, worker.m[at], worker.l[at], out_ + head * v_dim,
+                               lse_ + head);
+        continue;
+      }
+      kernels::FinishPartial(v_dim, o, worker.m[at], worker.l[at], worker.finished.data(), &lse);
+      kernels::MergePartial(v_dim, out_ + head * v_dim, lse_ + head, worker.finished.data(), lse);
+    }
+    worker.touched[static_cast<size_t>(row)] = false;
+  }
+  worker.touched_rows.clear();
+}
+
+}  // namespace writescope::attention

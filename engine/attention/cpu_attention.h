@@ -1,0 +1,79 @@
+// The CPU's part of a step's attention: workers claim blocks where they lie, attend to them, and
+// leave one partial a row and head for the device to merge.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/attention/step_attention.h"
+#include "engine/base/tile_layout.h"
+#include "engine/device/device.h"
+#include "engine/kernels/attention_partial.h"
+
+namespace writescope::attention {
+
+class CpuAttention {
+ public:
+  struct Options {
+    KvGeometry geometry;
+    int num_layers = 0;
+    int num_heads = 0;
+    int max_rows = 0;  // Sequences of a decode step
+    int num_workers = 1;
+    // A worker that finds no query naps this long between looks; 0 keeps it spinning.
+    absl::Duration nap = absl::Microseconds(20);
+  };
+  static int64_t HostBytes(const Options& options);
+  static absl::StatusOr<std::unique_ptr<CpuAttention>> Create(const Options& options,
+                                                              device::Device& device);
+
+  // Page-locked: the device writes queries, reads partials, and sees the flags.
+  float* queries() { return queries_; }     // [max_rows, num_heads, k_dim]
+  float* out() { return out_; }             // [max_rows, num_heads, v_dim]
+  float* lse() { return lse_; }             // [max_rows, num_heads]
+  HandoffFlags* flags() { return flags_; }  // [num_layers]
+
+  // Engine thread, before the workers of a step start.
+  void ResetPartials(int num_rows);
+  // The body of a worker: all layers of the step.
+  void RunWorker(int worker, StepContext& step);
+
+ private:
+  // A worker's running states; a row's are made empty when the layer's first claim touches it.
+  struct Worker {
+    std::vector<float> o, m, l;
+    std::vector<bool> touched;
+    std::vector<int> touched_rows;
+    std::vector<float> finished;  // [v_dim]
+    std::vector<Run> parts;
+    // Scratch of one kernel call.
+    std::vector<kernels::KvHeadBlock> blocks;
+    std::vector<const float*> q_rows;
+    std::vector<float*> o_rows, m_rows, l_rows;
+  };
+
+  CpuAttention(const Options& options, device::Buffer handoff);
+  bool AwaitQuery(const StepContext& step, int layer) const;
+  // Claims and attends until the layer is exhausted; the number of blocks. -1 when told to stop.
+  int64_t AttendLayer(Worker& worker, StepContext& step, int layer);
+  bool ClaimParts(Worker& worker, StepContext& step, int layer, int64_t* count);
+  void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part);
+  void Touch(Worker& worker, int row);
+  void Flush(Worker& worker);
+
+  const Options options_;
+  const kernels::AttentionVariant& variant_;
+  const int64_t claim_blocks_;
+  device::Buffer handoff_;
+  float* queries_ = nullptr;
+  float* out_ = nullptr;
+  float* lse_ = nullptr;
+  HandoffFlags* flags_ = nullptr;
+  std::vector<Worker> workers_;
+  std::vector<std::mutex> row_mutexes_;  // Of out_ and lse_
+};
+
+}  // namespace writescope::attention

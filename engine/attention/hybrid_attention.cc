@@ -1,0 +1,286 @@
+#include "engine/attention/hybrid_attention.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+
+namespace writescope::attention {
+
+using kvcache::RegionKind;
+
+absl::StatusOr<std::unique_ptr<HybridAttention>> HybridAttention::Create(
+    const Options& options, ops::Ops& ops, const kvcache::BlockTable& blocks) {
+  ASSIGN_OR_RETURN(std::unique_ptr<CpuAttention> cpu,
+                   CpuAttention::Create({.geometry = options.geometry,
+                                         .num_layers = options.num_layers,
+                                         .num_heads = options.num_heads,
+                                         .max_rows = options.max_sequences,
+                                         .num_workers = options.num_workers,
+                                         .nap = options.nap},
+                                        ops.device()));
+  ASSIGN_OR_RETURN(std::unique_ptr<LinkPump> pump,
+                   LinkPump::Create({.geometry = options.geometry,
+                                     .ring_bytes = options.ring_bytes,
+                                     .wait_limit = options.wait_limit},
+                                    ops.device()));
+  return std::unique_ptr<HybridAttention>(
+      new HybridAttention(options, ops, blocks, std::move(cpu), std::move(pump)));
+}
+
+HybridAttention::HybridAttention(const Options& options, ops::Ops& ops,
+                                 const kvcache::BlockTable& blocks,
+                                 std::unique_ptr<CpuAttention> cpu, std::unique_ptr<LinkPump> pump)
+    : options_(options),
+      ops_(ops),
+      blocks_(blocks),
+      cpu_(std::move(cpu)),
+      pump_(std::move(pump)),
+      team_(WorkerTeam::Create(options.num_workers)),
+      layers_(new LayerProgress[static_cast<size_t>(options.num_layers)]),
+      layer_times_(static_cast<size_t>(options.num_layers)) {}
+
+HybridAttention::~HybridAttention() { step_.abort.store(true); }
+
+void HybridAttention::BeginStep(const StepAttention& attention, const SharePlan& plan) {
+  CHECK(ok_) << "a thread of an earlier step is still out";
+  begin_s_ = device::NowSeconds();
+  attend_times_.clear();
+  step_.attention = &attention;
+  step_.blocks = &blocks_;
+  step_.num_layers = options_.num_layers;
+  step_.epoch = ++epoch_;
+  step_.handoff = plan.handoff && attention.runs.spilled_blocks() > 0;
+  step_.guided = plan.meet && step_.handoff;
+  step_.layers = layers_.get();
+  step_.flags = cpu_->flags();
+  step_.abort.store(false);
+  step_.hook = hook_;
+  const int64_t swing_blocks = attention.runs.swing.num_blocks();
+  int64_t cut = swing_blocks;
+  if (step_.handoff) cut = plan.meet ? -1 : CutForShare(attention.runs, plan.cpu_share);
+  for (int layer = 0; layer < options_.num_layers; ++layer) {
+    LayerProgress& progress = layers_[static_cast<size_t>(layer)];
+    progress.swing.Reset(swing_blocks, cut);
+    progress.host_claimed.store(0);
+    progress.cpu_reported.store(0);
+    progress.first_claim_ns.store(0);
+    progress.last_report_ns.store(0);
+  }
+  if (step_.handoff) {
+    CHECK_LE(attention.num_rows, options_.max_sequences);
+    cpu_->ResetPartials(attention.num_rows);
+    team_->Start([this](int worker) { cpu_->RunWorker(worker, step_); });
+  }
+  pump_->Start(&step_);
+}
+
+void HybridAttention::TimedAttend(const ops::AttendArgs& args) {
+  device::Queue& compute = ops_.device().compute();
+  OpTime& time = attend_times_.emplace_back();
+  compute.RecordTime(&time.start_s);
+  ops_.Attend(args);
+  compute.RecordTime(&time.end_s);
+}
+
+void HybridAttention::AttendOnDevice(const StepAttention& step, int layer, const float* q,
+                                     const ops::AttendState& state, bool timed) {
+  std::vector<ops::AttendSpan> spans;
+  const kvcache::Region& device = blocks_.region(RegionKind::kDevice);
+  for (const Run& run : step.runs.device) {
+    spans.push_back({.base = device.Address(layer, run.first_index),
+                     .num_blocks = run.num_blocks,
+                     .num_tokens = int64_t{run.num_blocks} * kBlockTokens,
+                     .first_position = run.first_position,
+                     .first_reader = run.first_reader,
+                     .num_readers = run.num_readers});
+  }
+  std::vector<int> readers = step.runs.readers;
+  for (const StepAttention::Open& open : step.open) {
+    spans.push_back({.base = open.span.address.At(layer),
+                     .num_blocks = 1,
+                     .num_tokens = open.span.num_tokens,
+                     .first_position = open.span.first_position,
+                     .first_reader = static_cast<int>(readers.size()),
+                     .num_readers = 1});
+    readers.push_back(open.reader);
+  }
+  const ops::AttendArgs args{.kv = options_.geometry,
+                             .num_heads = options_.num_heads,
+                             .q = q,
+                             .spans = spans,
+                             .readers = readers,
+                             .rows = step.rows,
+                             .state = state};
+  if (timed) {
+    TimedAttend(args);
+  } else {
+    ops_.Attend(args);
+  }
+}
+
+void HybridAttention::AttendResident(const StepAttention& step, int layer, const float* q,
+                                     const ops::AttendState& state, void* out) {
+  CHECK_EQ(step.runs.spilled_blocks(), 0);
+  ops_.ResetAttention(step.num_rows, options_.num_heads, options_.geometry.v_dim, state);
+  AttendOnDevice(step, layer, q, state, /*timed=*/false);
+  ops_.MergeAttention({.kv = options_.geometry,
+                       .num_rows = step.num_rows,
+                       .num_heads = options_.num_heads,
+                       .out_dim = options_.out_dim,
+                       .state = state,
+                       .out = out});
+}
+
+absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::AttendState& state,
+                                          void* out, const std::function<void()>& between) {
+  const StepAttention& attention = *step_.attention;
+  device::Queue& compute = ops_.device().compute();
+  LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
+  ops_.ResetAttention(attention.num_rows, options_.num_heads, options_.geometry.v_dim, state);
+  if (step_.handoff) {
+    const int64_t floats =
+        int64_t{attention.num_rows} * options_.num_heads * options_.geometry.k_dim;
+    ops_.PublishQueries(floats, q, cpu_->queries());
+    compute.RecordTime(&times.query_published_s);
+    compute.SetFlag(&cpu_->flags()[layer].query_ready, step_.epoch);
+  }
+  AttendOnDevice(attention, layer, q, state, /*timed=*/true);
+  while (true) {
+    std::optional<Wave> wave = pump_->NextWave();
+    if (!wave.has_value()) {
+      return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",
+                                                      layer, " within ",
+                                                      absl::FormatDuration(options_.wait_limit)));
+    }
+    CHECK_EQ(wave->layer, layer);
+    if (wave->end_of_layer) break;
+    compute.WaitFor(wave->landed);
+    TimedAttend({.kv = options_.geometry,
+                 .num_heads = options_.num_heads,
+                 .q = q,
+                 .spans = wave->spans,
+                 .readers = attention.runs.readers,
+                 .rows = attention.rows,
+                 .state = state});
+    if (wave->slot >= 0) pump_->Release(wave->slot, compute.Record());
+  }
+  if (between) between();
+  if (step_.handoff) {
+    compute.WaitFlag(&cpu_->flags()[layer].cpu_done, step_.epoch, options_.wait_limit);
+  }
+  compute.RecordTime(&times.cpu_waited_s);
+  ops_.MergeAttention({.kv = options_.geometry,
+                       .num_rows = attention.num_rows,
+                       .num_heads = options_.num_heads,
+                       .out_dim = options_.out_dim,
+                       .state = state,
+                       .cpu_out = step_.handoff ? cpu_->out() : nullptr,
+                       .cpu_lse = step_.handoff ? cpu_->lse() : nullptr,
+                       .out = out});
+  return absl::OkStatus();
+}
+
+absl::Status HybridAttention::Abort(absl::Status why) {
+  step_.abort.store(true);
+  const bool workers_back = !step_.handoff || team_->AwaitDone(options_.wait_limit * 5);
+  const bool pump_back = pump_->AwaitDone(options_.wait_limit * 5);
+  bool queues_idle = true;
+  device::Device& device = ops_.device();
+  for (device::Queue* queue : {&device.compute(), &device.upload(), &device.download()}) {
+    queues_idle &= queue->Record().Wait(options_.wait_limit * 15).ok();
+    queue->TakeError().IgnoreError();
+  }
+  ok_ = workers_back && pump_back && queues_idle;
+  if (ok_) pump_->ResetRing();
+  return why;
+}
+
+absl::StatusOr<AttentionStats> HybridAttention::EndStep(device::Event end) {
+  // The device's own waits are bounded, so that it gets here; how long its compute takes is its own
+  // affair.
+  while (!end.Wait(absl::Milliseconds(100)).ok()) {
+  }
+  const double end_s = device::NowSeconds();
+  device::Device& device = ops_.device();
+  for (device::Queue* queue : {&device.compute(), &device.upload(), &device.download()}) {
+    if (absl::Status error = queue->TakeError(); !error.ok()) return Abort(std::move(error));
+  }
+  if (step_.handoff && !team_->AwaitDone(options_.wait_limit)) {
+    return Abort(absl::DeadlineExceededError("a CPU worker did not end its step"));
+  }
+  if (!pump_->AwaitDone(options_.wait_limit)) {
+    return Abort(absl::DeadlineExceededError("the link pump did not end its step"));
+  }
+  // Copies of retained blocks have been waited for by their readers; this is for the copies' times.
+  if (absl::Status idle = device.upload().Record().Wait(options_.wait_limit); !idle.ok()) {
+    return Abort(std::move(idle));
+  }
+  return CollectStats(begin_s_, end_s);
+}
+
+AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const {
+  AttentionStats stats;
+  const RunList& runs = step_.attention->runs;
+  const int64_t block_bytes = options_.geometry.block_bytes();
+  const int64_t step_bytes = block_bytes * options_.num_layers;
+  stats.spilled_bytes = runs.spilled_blocks() * step_bytes;
+  stats.stream_region_bytes = runs.stream.num_blocks() * step_bytes;
+  stats.host_region_bytes = runs.host.num_blocks() * step_bytes;
+  stats.resident_bytes = runs.device_blocks() * step_bytes;
+  double gap_start_s = begin_s;
+  for (int layer = 0; layer < options_.num_layers; ++layer) {
+    const LayerProgress& progress = layers_[static_cast<size_t>(layer)];
+    const LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
+    stats.cpu_bytes += progress.cpu_reported.load() * block_bytes;
+    stats.mean_cut_blocks += static_cast<double>(progress.swing.front()) / options_.num_layers;
+    if (!step_.handoff) continue;
+    stats.dense_s += std::max(0.0, times.query_published_s - gap_start_s);
+    gap_start_s = times.cpu_waited_s;
+  }
+  stats.dense_s += std::max(0.0, end_s - gap_start_s);
+  for (const OpTime& time : attend_times_) stats.device_attention_s += time.end_s - time.start_s;
+  // Without a hand-off everything but attention is dense work.
+  if (!step_.handoff) stats.dense_s = std::max(0.0, end_s - begin_s - stats.device_attention_s);
+  for (const CopyRecord& copy : pump_->copies()) {
+    stats.link_bytes += copy.size_bytes;
+    stats.link_busy_s += copy.end_s - copy.start_s;
+    ++stats.copies;
+  }
+  CollectOverlap(&stats);
+  return stats;
+}
+
+void HybridAttention::CollectOverlap(AttentionStats* stats) const {
+  const std::deque<CopyRecord>& copies = pump_->copies();
+  size_t first_copy = 0;  // Copies and layers are both in order of time.
+  for (int layer = 0; layer < options_.num_layers; ++layer) {
+    const LayerProgress& progress = layers_[static_cast<size_t>(layer)];
+    const double start_s = static_cast<double>(progress.first_claim_ns.load()) * 1e-9;
+    const double end_s = static_cast<double>(progress.last_report_ns.load()) * 1e-9;
+    if (progress.cpu_reported.load() == 0 || end_s <= start_s) continue;
+    const double busy_s = end_s - start_s;
+    stats->cpu_busy_s += busy_s;
+    double overlap_s = 0;
+    while (first_copy < copies.size() && copies[first_copy].end_s <= start_s) ++first_copy;
+    for (size_t i = first_copy; i < copies.size() && copies[i].start_s < end_s; ++i) {
+      const double both_s = std::min(end_s, copies[i].end_s) - std::max(start_s, copies[i].start_s);
+      if (both_s <= 0) continue;
+      overlap_s += both_s;
+      stats->link_bytes_both_busy +=
+          static_cast<int64_t>(static_cast<double>(copies[i].size_bytes) * both_s /
+                               (copies[i].end_s - copies[i].start_s));
+    }
+    overlap_s = std::min(overlap_s, busy_s);
+    stats->both_busy_s += overlap_s;
+    stats->cpu_bytes_both_busy += static_cast<int64_t>(
+        static_cast<double>(progress.cpu_reported.load() * options_.geometry.block_bytes()) *
+        overlap_s / busy_s);
+  }
+}
+
+}  // namespace writescope::attention

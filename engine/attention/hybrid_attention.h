@@ -1,0 +1,128 @@
+// CPU and GPU on one step: starts both sides, and merges a layer when every claim has reported.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/attention/cpu_attention.h"
+#include "engine/attention/link_pump.h"
+#include "engine/attention/step_attention.h"
+#include "engine/attention/worker_team.h"
+#include "engine/device/device.h"
+#include "engine/ops/ops.h"
+
+namespace writescope::attention {
+
+// What a step's attention did and took; seconds of wall-clock, summed over layers.
+struct AttentionStats {
+  int64_t spilled_bytes = 0;
+  int64_t stream_region_bytes = 0;
+  int64_t host_region_bytes = 0;
+  int64_t cpu_bytes = 0;
+  int64_t link_bytes = 0;
+  int64_t resident_bytes = 0;
+  double cpu_busy_s = 0;
+  double link_busy_s = 0;
+  double both_busy_s = 0;
+  int64_t cpu_bytes_both_busy = 0;
+  int64_t link_bytes_both_busy = 0;
+  double dense_s = 0;
+  double device_attention_s = 0;
+  int copies = 0;
+  // Blocks of the swing list in front of the cut, mean over layers.
+  double mean_cut_blocks = 0;
+};
+
+// How the spilled blocks of a step are shared.
+struct SharePlan {
+  bool meet = false;
+  double cpu_share = 0;  // planned: the CPU's part of all spilled bytes
+  // Without it the CPU gets no query at all, and host runs are streamed: prefill, and steps that
+  // are faster on the device alone.
+  bool handoff = false;
+};
+
+// Engine thread. One step at a time.
+class HybridAttention {
+ public:
+  struct Options {
+    KvGeometry geometry;
+    int num_layers = 0;
+    int num_heads = 0;
+    int out_dim = 0;  // Of v_dim, what the model keeps
+    int max_sequences = 0;
+    int num_workers = 1;
+    int64_t ring_bytes = 0;
+    absl::Duration wait_limit = absl::Seconds(2);
+    absl::Duration nap = absl::Microseconds(20);
+  };
+  static absl::StatusOr<std::unique_ptr<HybridAttention>> Create(const Options& options,
+                                                                 ops::Ops& ops,
+                                                                 const kvcache::BlockTable& blocks);
+  ~HybridAttention();
+
+  // Starts the pump and, with a hand-off, the workers. `step` lives until EndStep.
+  void BeginStep(const StepAttention& step, const SharePlan& plan);
+  // Submits the layer's attention; q is device [rows, num_heads, k_dim], out activations. `between`
+  // runs while the other side may still be at work: after everything of this layer is on the
+  // device's queue but the wait for the CPU. DEADLINE_EXCEEDED when the pump delivers nothing.
+  absl::Status AttendLayer(int layer, const float* q, const ops::AttendState& state, void* out,
+                           const std::function<void()>& between);
+  // After the step's last submission: `end` is the point on the compute queue after all of it.
+  // Waits for both sides. An error says that the step's results must not be used; Ok() tells
+  // whether the next step may be tried.
+  absl::StatusOr<AttentionStats> EndStep(device::Event end);
+  // False once a thread of a failed step did not come back.
+  bool Ok() const { return ok_; }
+
+  // A layer of a step all of whose blocks are on the device; needs no BeginStep and may run in
+  // `between`.
+  void AttendResident(const StepAttention& step, int layer, const float* q,
+                      const ops::AttendState& state, void* out);
+
+  int num_workers() const { return team_->num_workers(); }
+  void SetClaimHook(ClaimHook hook) { hook_ = std::move(hook); }
+
+ private:
+  // Times of one layer on the compute queue.
+  struct LayerTimes {
+    double query_published_s = 0;
+    double cpu_waited_s = 0;
+  };
+  struct OpTime {
+    double start_s = 0;
+    double end_s = 0;
+  };
+  HybridAttention(const Options& options, ops::Ops& ops, const kvcache::BlockTable& blocks,
+                  std::unique_ptr<CpuAttention> cpu, std::unique_ptr<LinkPump> pump);
+  // The blocks that the device reads where they are: device runs and open tails.
+  void AttendOnDevice(const StepAttention& step, int layer, const float* q,
+                      const ops::AttendState& state, bool timed);
+  void TimedAttend(const ops::AttendArgs& args);
+  AttentionStats CollectStats(double begin_s, double end_s) const;
+  void CollectOverlap(AttentionStats* stats) const;
+  absl::Status Abort(absl::Status why);
+
+  const Options options_;
+  ops::Ops& ops_;
+  const kvcache::BlockTable& blocks_;
+  std::unique_ptr<CpuAttention> cpu_;
+  std::unique_ptr<LinkPump> pump_;
+  std::unique_ptr<WorkerTeam> team_;
+  std::unique_ptr<LayerProgress[]> layers_;
+  StepContext step_;
+  std::vector<LayerTimes> layer_times_;
+  std::deque<OpTime> attend_times_;
+  double begin_s_ = 0;
+  uint64_t epoch_ = 0;
+  bool ok_ = true;
+  ClaimHook hook_;
+};
+
+}  // namespace writescope::attention

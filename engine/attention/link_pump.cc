@@ -1,0 +1,209 @@
+#include "engine/attention/link_pump.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/check.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+
+namespace writescope::attention {
+namespace {
+
+// Copies of this size reach the link's full rate; larger ones only make the ring coarse.
+constexpr int64_t kSlotBytes = 2 * kMiB;
+constexpr int64_t kSmallestGuidedBytes = 256 * kKiB;
+// Two copies in flight keep the link busy; more would claim work long before it is done.
+constexpr size_t kCopiesInFlight = 2;
+constexpr int kMinSlots = static_cast<int>(kCopiesInFlight) + 1;
+constexpr size_t kMaxWaves = 4096;
+
+}  // namespace
+
+int64_t LinkPump::MinRingBytes(const KvGeometry& geometry) {
+  return kMinSlots * geometry.block_bytes();
+}
+
+absl::StatusOr<std::unique_ptr<LinkPump>> LinkPump::Create(const Options& options,
+                                                           device::Device& device) {
+  const int64_t min_bytes = MinRingBytes(options.geometry);
+  if (options.ring_bytes < min_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a staging ring of ", options.ring_bytes, " bytes; this model needs at least ", min_bytes));
+  }
+  ASSIGN_OR_RETURN(device::Buffer ring, device.AllocateDevice(options.ring_bytes, "staging ring"));
+  return std::unique_ptr<LinkPump>(new LinkPump(options, device, std::move(ring)));
+}
+
+LinkPump::LinkPump(const Options& options, device::Device& device, device::Buffer ring)
+    : options_(options), device_(device), ring_(std::move(ring)) {
+  const int64_t block_bytes = options.geometry.block_bytes();
+  const int64_t wanted = std::min(kSlotBytes, options.ring_bytes / (2 * kMinSlots));
+  slot_blocks_ = std::max<int64_t>(1, wanted / block_bytes);
+  slot_bytes_ = slot_blocks_ * block_bytes;
+  num_slots_ = static_cast<int>(options.ring_bytes / slot_bytes_);
+  ResetRing();
+  thread_ = std::thread([this] { Loop(); });
+}
+
+LinkPump::~LinkPump() {
+  steps_.Close();
+  free_slots_->Close();
+  if (waves_ != nullptr) waves_->Close();
+  thread_.join();
+}
+
+void LinkPump::ResetRing() {
+  free_slots_ = std::make_unique<BoundedQueue<FreeSlot>>(static_cast<size_t>(num_slots_));
+  for (int slot = 0; slot < num_slots_; ++slot) CHECK(free_slots_->TryPush({slot, {}}));
+  waves_ = std::make_unique<BoundedQueue<Wave>>(kMaxWaves);
+}
+
+void LinkPump::Start(StepContext* step) {
+  copies_.clear();
+  in_flight_.clear();
+  {
+    absl::MutexLock lock(&mutex_);
+    CHECK(!busy_) << "the pump is still at the last step";
+    busy_ = true;
+  }
+  CHECK(steps_.TryPush(std::move(step)));
+}
+
+void LinkPump::Release(int slot, device::Event read) { CHECK(free_slots_->TryPush({slot, read})); }
+
+bool LinkPump::AwaitDone(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  return mutex_.AwaitWithTimeout(
+      absl::Condition(
+          +[](LinkPump* pump) ABSL_EXCLUSIVE_LOCKS_REQUIRED(pump->mutex_) { return !pump->busy_; },
+          this),
+      timeout);
+}
+
+void LinkPump::Loop() {
+  while (std::optional<StepContext*> next = steps_.Pop()) {
+    StepContext& step = **next;
+    for (int layer = 0; layer < step.num_layers; ++layer) {
+      if (!StreamLayer(step, layer)) break;
+    }
+    absl::MutexLock lock(&mutex_);
+    busy_ = false;
+  }
+}
+
+bool LinkPump::Stopped(StepContext& step, int layer) const {
+  if (step.abort.load(std::memory_order_relaxed)) return true;
+  return step.hook && !step.hook(Side::kLink, layer);
+}
+
+int64_t LinkPump::GuidedBlocks(const MeetCursor& cursor, bool guided) const {
+  if (!guided) return slot_blocks_;
+  const int64_t smallest =
+      std::max<int64_t>(1, kSmallestGuidedBytes / options_.geometry.block_bytes());
+  return std::clamp(cursor.remaining() / 8, std::min(smallest, slot_blocks_), slot_blocks_);
+}
+
+bool LinkPump::StreamLayer(StepContext& step, int layer) {
+  const RunList& runs = step.attention->runs;
+  std::vector<Run> parts;
+  runs.stream.Slice(0, runs.stream.num_blocks(), &parts);
+  if (!step.handoff) runs.host.Slice(0, runs.host.num_blocks(), &parts);
+  if (!parts.empty() && (Stopped(step, layer) || !StreamParts(step, layer, parts))) return false;
+
+  MeetCursor& cursor = step.layers[layer].swing;
+  while (true) {
+    if (Stopped(step, layer)) return false;
+    const MeetCursor::Claim claim = cursor.ClaimFront(GuidedBlocks(cursor, step.guided));
+    if (claim.count == 0) break;
+    parts.clear();
+    runs.swing.Slice(claim.first, claim.count, &parts);
+    if (!StreamParts(step, layer, parts)) return false;
+  }
+  if (step.handoff) step.SignalIfDone(layer);
+  return waves_->Push(
+      {.layer = layer, .end_of_layer = true, .spans = {}, .landed = {}, .slot = -1});
+}
+
+bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>& parts) {
+  const int64_t block_bytes = options_.geometry.block_bytes();
+  Wave wave{.layer = layer, .end_of_layer = false, .spans = {}, .landed = {}, .slot = -1};
+  int64_t slot_used = 0;
+  const auto hand_over = [&] {
+    if (wave.spans.empty()) return true;
+    wave.landed = device_.upload().Record();
+    const bool pushed = waves_->Push(std::move(wave));
+    wave = Wave{.layer = layer, .end_of_layer = false, .spans = {}, .landed = {}, .slot = -1};
+    slot_used = 0;
+    return pushed;
+  };
+  for (const Run& part : parts) {
+    const kvcache::Region& region = step.blocks->region(part.region);
+    for (int done = 0; done < part.num_blocks;) {
+      int64_t count = std::min<int64_t>(part.num_blocks - done, slot_blocks_);
+      std::byte* to = nullptr;
+      if (part.retain_index >= 0) {
+        to = step.blocks->region(kvcache::RegionKind::kDevice)
+                 .Address(layer, part.retain_index + done);
+      } else {
+        if (slot_used == slot_blocks_ && !hand_over()) return false;
+        if (wave.slot < 0) {
+          const std::optional<FreeSlot> slot = TakeSlot(step);
+          if (!slot.has_value()) return false;
+          device_.upload().WaitFor(slot->read);
+          wave.slot = slot->index;
+        }
+        count = std::min(count, slot_blocks_ - slot_used);
+        to = SlotAddress(wave.slot) + slot_used * block_bytes;
+        slot_used += count;
+      }
+      if (!CopyPiece(step, to, region.Address(layer, part.first_index + done),
+                     count * block_bytes)) {
+        return false;
+      }
+      wave.spans.push_back({.base = to,
+                            .num_blocks = static_cast<int>(count),
+                            .num_tokens = count * kBlockTokens,
+                            .first_position = part.first_position + int64_t{done} * kBlockTokens,
+                            .first_reader = part.first_reader,
+                            .num_readers = part.num_readers});
+      done += static_cast<int>(count);
+    }
+  }
+  return hand_over();
+}
+
+bool LinkPump::CopyPiece(StepContext& step, std::byte* to, const std::byte* from,
+                         int64_t size_bytes) {
+  while (in_flight_.size() >= kCopiesInFlight) {
+    if (!in_flight_.front().Wait(options_.wait_limit).ok()) return false;
+    in_flight_.pop_front();
+    if (step.abort.load(std::memory_order_relaxed)) return false;
+  }
+  CopyRecord& record = copies_.emplace_back();
+  record.size_bytes = size_bytes;
+  device::Queue& queue = device_.upload();
+  queue.RecordTime(&record.start_s);
+  queue.Copy(to, from, size_bytes);
+  queue.RecordTime(&record.end_s);
+  in_flight_.push_back(queue.Record());
+  return true;
+}
+
+std::optional<LinkPump::FreeSlot> LinkPump::TakeSlot(const StepContext& step) {
+  // The engine thread gives a slot back when it launches its reader; it may be busy for a while.
+  while (!step.abort.load(std::memory_order_relaxed)) {
+    if (std::optional<FreeSlot> slot = free_slots_->Pop(absl::Milliseconds(50))) {
+      // Waiting here, not only on the queue, keeps claims from running ahead of the ring.
+      while (!slot->read.Wait(absl::Milliseconds(50)).ok()) {
+        if (step.abort.load(std::memory_order_relaxed)) return std::nullopt;
+      }
+      return slot;
+    }
+    if (free_slots_->closed()) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+}  // namespace writescope::attention

@@ -1,0 +1,97 @@
+// Streams a step's spilled runs over the link, layer after layer, through a staging ring. It never
+// waits for a query: when a layer's list is exhausted it goes on with the next one, as far as the
+// ring has room.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/attention/step_attention.h"
+#include "engine/base/bounded_queue.h"
+#include "engine/device/device.h"
+
+namespace writescope::attention {
+
+// What has been put on the way: the device may attend to `spans` once `landed`.
+struct Wave {
+  int layer = 0;
+  bool end_of_layer = false;  // Nothing more comes for this layer; `spans` is then empty.
+  std::vector<ops::AttendSpan> spans;
+  device::Event landed;
+  int slot = -1;  // Of the ring, to be given back with Release; -1 without one.
+};
+
+// Bytes and times of one copy, for the step's statistics.
+struct CopyRecord {
+  int64_t size_bytes = 0;
+  double start_s = 0;
+  double end_s = 0;
+};
+
+class LinkPump {
+ public:
+  struct Options {
+    KvGeometry geometry;
+    int64_t ring_bytes = 0;
+    absl::Duration wait_limit = absl::Seconds(2);
+  };
+  // The smallest ring that works: one block for each of the copies in flight, and one being read.
+  static int64_t MinRingBytes(const KvGeometry& geometry);
+  static absl::StatusOr<std::unique_ptr<LinkPump>> Create(const Options& options,
+                                                          device::Device& device);
+  ~LinkPump();
+
+  // Engine thread. The last step must have ended.
+  void Start(StepContext* step);
+  // Engine thread: the next wave, in order; nothing when none comes within the wait limit.
+  std::optional<Wave> NextWave() { return waves_->Pop(options_.wait_limit); }
+  // Engine thread: the slot's bytes are needed until `read`.
+  void Release(int slot, device::Event read);
+  // Engine thread: whether the step's copies have all been put on the way, or given up.
+  bool AwaitDone(absl::Duration timeout);
+  // Of the last step; call after AwaitDone and after the upload queue is idle.
+  const std::deque<CopyRecord>& copies() const { return copies_; }
+  // After a step that failed, with all queues idle: takes every slot back.
+  void ResetRing();
+
+ private:
+  struct FreeSlot {
+    int index;
+    device::Event read;
+  };
+  LinkPump(const Options& options, device::Device& device, device::Buffer ring);
+  void Loop();
+  bool StreamLayer(StepContext& step, int layer);
+  bool Stopped(StepContext& step, int layer) const;
+  // Copies the parts and hands them over as waves. False: told to stop.
+  bool StreamParts(StepContext& step, int layer, const std::vector<Run>& parts);
+  bool CopyPiece(StepContext& step, std::byte* to, const std::byte* from, int64_t size_bytes);
+  std::optional<FreeSlot> TakeSlot(const StepContext& step);
+  std::byte* SlotAddress(int index) const { return ring_.data() + index * slot_bytes_; }
+  int64_t GuidedBlocks(const MeetCursor& cursor, bool guided) const;
+
+  const Options options_;
+  device::Device& device_;
+  device::Buffer ring_;
+  int64_t slot_blocks_ = 1;
+  int64_t slot_bytes_ = 0;
+  int num_slots_ = 0;
+
+  std::unique_ptr<BoundedQueue<FreeSlot>> free_slots_;
+  std::unique_ptr<BoundedQueue<Wave>> waves_;
+  BoundedQueue<StepContext*> steps_{1};
+  std::deque<CopyRecord> copies_;        // Pump thread during a step; deque: addresses stay
+  std::deque<device::Event> in_flight_;  // Pump thread
+
+  absl::Mutex mutex_;
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace writescope::attention

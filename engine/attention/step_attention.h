@@ -1,0 +1,88 @@
+// What a step attends to, and the state that its three parties share: the engine thread, the link
+// pump and the CPU workers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/attention/meet_cursor.h"
+#include "engine/attention/run_list.h"
+#include "engine/kvcache/inplace_kv_cache.h"
+#include "engine/ops/ops.h"
+
+namespace writescope::attention {
+
+// Reader i is the i-th sequence of the step.
+struct StepAttention {
+  struct Open {
+    int reader = 0;
+    kvcache::OpenSpan span;
+  };
+  RunList runs;
+  std::vector<ops::ReaderRows> rows;  // By reader
+  std::vector<Open> open;
+  int num_rows = 0;
+};
+
+// A sequence's part of a step.
+struct StepSequence {
+  const kvcache::WritePlan* plan = nullptr;
+  int first_row = 0;
+};
+
+// Which side a test hook speaks of.
+enum class Side { kCpu, kLink };
+
+// For tests: called before a side claims work of a layer. Returning false stops that thread where
+// it is, as if it had died.
+using ClaimHook = std::function<bool(Side side, int layer)>;
+
+// Reads the cache's views. With `retain_keep_free` >= 0, swing and stream blocks are given copies
+// on the device while more than that many of its blocks are free; their ids are added to
+// `retained`.
+StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
+                                 std::span<const StepSequence> sequences, int64_t retain_keep_free,
+                                 std::vector<int>* retained);
+
+// One layer's claims and flags. All members but the flags are reset by the engine thread before a
+// step.
+struct LayerProgress {
+  MeetCursor swing;
+  std::atomic<int64_t> host_claimed{0};
+  std::atomic<int64_t> cpu_reported{0};    // Blocks whose partials are in the merge buffer
+  std::atomic<int64_t> first_claim_ns{0};  // 0: none yet
+  std::atomic<int64_t> last_report_ns{0};
+};
+
+// Flags that the device and the CPU poll; page-locked memory. Each holds the epoch of the last step
+// that got there, so they need no reset.
+struct HandoffFlags {
+  std::atomic<uint64_t> query_ready{0};
+  std::atomic<uint64_t> cpu_done{0};
+};
+
+struct StepContext {
+  const StepAttention* attention = nullptr;
+  const kvcache::BlockTable* blocks = nullptr;
+  int num_layers = 0;
+  uint64_t epoch = 0;
+  // Whether the CPU takes part. Otherwise host runs are streamed too.
+  bool handoff = false;
+  bool guided = false;              // meet: claims of the link shrink towards the end
+  LayerProgress* layers = nullptr;  // [num_layers]
+  HandoffFlags* flags = nullptr;    // [num_layers]
+  std::atomic<bool> abort{false};
+  ClaimHook hook;
+
+  int64_t host_blocks() const { return handoff ? attention->runs.host.num_blocks() : 0; }
+  // Sets cpu_done of the layer once nothing is left to claim and every claim of the CPU has
+  // reported.
+  void SignalIfDone(int layer);
+  bool AllClaimed(int layer) const;
+};
+
+}  // namespace writescope::attention

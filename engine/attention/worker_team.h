@@ -1,0 +1,29 @@
+// The threads that run CPU attention, entered once a step.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/time/time.h"
+
+namespace writescope::attention {
+
+// Engine thread. No two workers are promised to run at the same time, so a body must not wait for
+// another.
+class WorkerTeam {
+ public:
+  // On a oneTBB arena; with the thread sanitizer, which does not see inside the packaged oneTBB, on
+  // std::thread.
+  static std::unique_ptr<WorkerTeam> Create(int num_workers);
+  static std::unique_ptr<WorkerTeam> CreateTbb(int num_workers);
+  static std::unique_ptr<WorkerTeam> CreateThreads(int num_workers);
+  virtual ~WorkerTeam() = default;
+
+  virtual int num_workers() const = 0;
+  // Starts body(worker) for each worker in [0, num_workers). The last start must have ended.
+  virtual void Start(std::function<void(int worker)> body) = 0;
+  // Whether every body has returned, within `timeout`.
+  virtual bool AwaitDone(absl::Duration timeout) = 0;
+};
+
+}  // namespace writescope::attention
