@@ -1,0 +1,125 @@
+// writescope-worker: flags, wiring, signals.
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "engine/base/log.h"
+#include "engine/runtime/engine.h"
+#include "server/config.h"
+#include "server/version.h"
+#include "server/worker.h"
+
+namespace writescope::server {
+namespace {
+
+// Exit codes: 0 after a drain, 1 for a start that failed, 2 for wrong flags, 3 for an engine that
+// failed, 4 for one that got stuck.
+enum ExitCode { kExitOk = 0, kExitStart = 1, kExitEngineFailed = 3, kExitEngineStuck = 4 };
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// Whether a signal to stop came in, waiting for it at most this long.
+bool StopSignalWithin(absl::Duration duration) {
+  const sigset_t signals = StopSignals();
+  const timespec timeout = absl::ToTimespec(duration);
+  return sigtimedwait(&signals, nullptr, &timeout) > 0;
+}
+
+int FailedStart(const absl::Status& status) {
+  Log(LogLevel::kError, "the worker cannot start", {{"error", status.ToString()}});
+  return kExitStart;
+}
+
+// Makes the engine, which takes minutes for a large model. Nothing is served yet, so a signal to
+// stop ends the process on the spot.
+absl::Status LoadInterruptibly(Worker& worker) {
+  absl::Status status;
+  std::atomic<bool> loaded{false};
+  std::thread loader([&] {
+    status = worker.Load(runtime::Engine::Create);
+    loaded.store(true);
+  });
+  while (!loaded.load()) {
+    if (!StopSignalWithin(absl::Milliseconds(20))) continue;
+    Log(LogLevel::kInfo, "stopped while loading");
+    _exit(kExitOk);
+  }
+  loader.join();
+  return status;
+}
+
+int Serve(Worker& worker) {
+  int exit_code = kExitOk;
+  while (!StopSignalWithin(absl::Milliseconds(500))) {
+    const absl::Status status = worker.CheckEngine(absl::Now());
+    if (status.ok()) continue;
+    Log(LogLevel::kError, "giving up", {{"error", status.ToString()}});
+    if (absl::IsDeadlineExceeded(status)) _exit(kExitEngineStuck);
+    exit_code = kExitEngineFailed;
+    break;
+  }
+  worker.Drain([] { return !StopSignalWithin(absl::ZeroDuration()); });
+  return exit_code;
+}
+
+int Main(int argc, char** argv) {
+  // Before any thread starts, so that all of them leave the signals to this one.
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  ParsedConfig parsed = ParseWorkerConfig(std::vector<std::string>(argv + 1, argv + argc));
+  if (!parsed.config.has_value()) {
+    std::fputs(parsed.message.c_str(), parsed.exit_code == 0 ? stdout : stderr);
+    return parsed.exit_code;
+  }
+  const WorkerConfig& config = *parsed.config;
+  SetLogLevel(config.log_level);
+
+  const absl::StatusOr<runtime::MemoryPlan> plan = runtime::Engine::Plan(config.engine);
+  if (!plan.ok()) return FailedStart(plan.status());
+  std::printf("%s\n", plan->ToString().c_str());
+  std::fflush(stdout);
+  if (config.plan_only) return kExitOk;
+
+  Worker worker(config);
+  if (const absl::Status status = worker.Listen(); !status.ok()) return FailedStart(status);
+  // For scripts: one line each, in this form.
+  std::printf("LISTENING generation=%s control=%s metrics=%s\n",
+              worker.generation_address().c_str(), worker.control_address().c_str(),
+              worker.metrics_address().c_str());
+  std::fflush(stdout);
+  const absl::Time start = absl::Now();
+  if (const absl::Status status = LoadInterruptibly(worker); !status.ok()) {
+    return FailedStart(status);
+  }
+  std::printf("READY\n");
+  std::fflush(stdout);
+  Log(LogLevel::kInfo, "serving",
+      {{"version", kVersion},
+       {"model", config.engine.model_dir},
+       {"generation", worker.generation_address()},
+       {"load_seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+  return Serve(worker);
+}
+
+}  // namespace
+}  // namespace writescope::server
+
+int main(int argc, char** argv) { return writescope::server::Main(argc, argv); }

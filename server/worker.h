@@ -1,0 +1,77 @@
+// The worker process: servers, services, engine, drain and watchdog, wired together.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/config.h"
+#include "server/control_service.h"
+#include "server/engine_slot.h"
+#include "server/generation_service.h"
+#include "server/grpc_server.h"
+#include "server/metrics.h"
+#include "server/queued_stream.h"
+#include "server/task_pool.h"
+
+namespace writescope::server {
+
+inline constexpr char kGenerationServiceName[] = "writescope.v1.GenerationService";
+inline constexpr char kControlServiceName[] = "writescope.v1.WorkerControlService";
+
+using EngineFactory = std::function<absl::StatusOr<std::unique_ptr<runtime::Engine>>(
+    const runtime::EngineOptions&, runtime::EngineObserver*)>;
+
+// One thread calls the methods, in the order below; Drain's question is asked on that thread too.
+class Worker final : public runtime::EngineObserver {
+ public:
+  explicit Worker(WorkerConfig config);
+  ~Worker() override;
+
+  // Listens on all ports. From here on health checks are answered, and work is refused with
+  // LOADING.
+  absl::Status Listen();
+  std::string generation_address() const { return generation_server_->address(); }
+  std::string control_address() const { return control_server_->address(); }
+  std::string metrics_address() const { return metrics_server_->address(); }
+
+  // Makes the engine and, when it is ready, serves.
+  absl::Status Load(const EngineFactory& make_engine);
+
+  // To be called every second or so. OK: go on. INTERNAL: the engine has failed; Drain and exit.
+  // DEADLINE_EXCEEDED: the engine is stuck for good; exit without a drain, which would get stuck
+  // too.
+  absl::Status CheckEngine(absl::Time now);
+
+  // Refuses new work, waits for running requests, at most the drain timeout and only while
+  // `keep_waiting()`, ends the rest, and closes the ports. The engine is gone afterwards.
+  void Drain(const std::function<bool()>& keep_waiting);
+
+  EngineSlot& slot() { return slot_; }
+  const WorkerMetrics& metrics() const { return *metrics_; }
+
+ private:
+  void OnStep(const runtime::StepStats& stats) override;
+  void OnInterTokenSeconds(double seconds) override;
+  void OnRequestDone(const runtime::RequestTimes& times) override;
+  void SetGenerationServing(bool serving);
+  void SetFailed();
+
+  const WorkerConfig config_;
+  EngineSlot slot_;
+  std::shared_ptr<WorkerMetrics> metrics_;
+  StreamPump pump_;
+  std::unique_ptr<GenerationServiceImpl> generation_;
+  std::unique_ptr<ControlServiceImpl> control_;
+  std::unique_ptr<runtime::Engine> engine_;
+  TaskPool pool_;
+  std::unique_ptr<GrpcServer> generation_server_;
+  std::unique_ptr<GrpcServer> control_server_;
+  std::unique_ptr<MetricsServer> metrics_server_;
+  bool serving_ = false;
+  bool drained_ = false;
+};
+
+}  // namespace writescope::server
