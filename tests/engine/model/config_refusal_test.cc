@@ -36,143 +36,164 @@ struct BadCase {
 const auto kInvalid = absl::StatusCode::kInvalidArgument;
 const auto kUnimplemented = absl::StatusCode::kUnimplemented;
 
-std::vector<BadCase> BadCases() {
-  const char* mixtral = "mixtral-8x7b";
-  const char* qwen = "qwen3-30b-a3b";
-  const char* v2 = "deepseek-v2-lite";
+constexpr char kMixtral[] = "mixtral-8x7b";
+constexpr char kQwen[] = "qwen3-30b-a3b";
+constexpr char kV2[] = "deepseek-v2-lite";
+
+std::vector<BadCase> FeatureCases() {
   return {
-      {mixtral, {{"architectures", {"LlamaForCausalLM"}}}, kUnimplemented, {"LlamaForCausalLM"}},
-      {mixtral, {{"architectures", nullptr}, {"model_type", "llama"}}, kUnimplemented, {"llama"}},
-      {mixtral,
+      {kMixtral, {{"architectures", {"LlamaForCausalLM"}}}, kUnimplemented, {"LlamaForCausalLM"}},
+      {kMixtral, {{"architectures", nullptr}, {"model_type", "llama"}}, kUnimplemented, {"llama"}},
+      {kMixtral,
        {{"architectures", {"DeepseekV4ForCausalLM"}}, {"model_type", "deepseek_v4"}},
        kUnimplemented,
        {"DeepseekV4ForCausalLM"}},
-      {mixtral,
+      {kMixtral,
        {{"architectures", nullptr}, {"model_type", "deepseek_v4"}},
        kUnimplemented,
        {"model_type", "deepseek_v4"}},
-      {mixtral, {{"model_type", "qwen3_moe"}}, kInvalid, {"MixtralForCausalLM", "qwen3_moe"}},
-      {mixtral,
+      {kMixtral, {{"model_type", "qwen3_moe"}}, kInvalid, {"MixtralForCausalLM", "qwen3_moe"}},
+      {kMixtral,
        {{"architectures", {"MixtralForCausalLM", "Qwen3MoeForCausalLM"}}},
        kInvalid,
        {"MixtralForCausalLM", "Qwen3MoeForCausalLM"}},
-      {mixtral, {{"architectures", nullptr}, {"model_type", nullptr}}, kInvalid, {"both absent"}},
-      {mixtral, {{"architectures", "MixtralForCausalLM"}}, kInvalid, {"list of strings"}},
-      {mixtral, {{"sliding_window", 4096}}, kUnimplemented, {"sliding_window is 4096", "32768"}},
-      {qwen, {{"use_sliding_window", true}}, kUnimplemented, {"sliding_window is 4096"}},
-      {qwen,
+      {kMixtral, {{"architectures", nullptr}, {"model_type", nullptr}}, kInvalid, {"both absent"}},
+      {kMixtral, {{"architectures", "MixtralForCausalLM"}}, kInvalid, {"list of strings"}},
+      {kMixtral, {{"sliding_window", 4096}}, kUnimplemented, {"sliding_window is 4096", "32768"}},
+      {kQwen, {{"use_sliding_window", true}}, kUnimplemented, {"sliding_window is 4096"}},
+      {kQwen,
        {{"layer_types", {"full_attention", "sliding_attention"}}},
        kUnimplemented,
        {"layer_types", "sliding_attention"}},
-      {qwen, {{"attention_bias", true}}, kUnimplemented, {"attention_bias is true"}},
-      {v2, {{"mlp_bias", true}}, kUnimplemented, {"mlp_bias is true"}},
-      {v2, {{"attention_bias", "no"}}, kInvalid, {"attention_bias is \"no\""}},
-      {qwen, {{"hidden_act", "gelu"}}, kUnimplemented, {"hidden_act is \"gelu\""}},
-      {qwen,
+      {kQwen, {{"attention_bias", true}}, kUnimplemented, {"attention_bias is true"}},
+      {kV2, {{"mlp_bias", true}}, kUnimplemented, {"mlp_bias is true"}},
+      {kV2, {{"attention_bias", "no"}}, kInvalid, {"attention_bias is \"no\""}},
+      {kQwen, {{"hidden_act", "gelu"}}, kUnimplemented, {"hidden_act is \"gelu\""}},
+      {kQwen,
        {{"quantization_config", {{"quant_method", "fp8"}}}},
        kUnimplemented,
        {"quantization_config", "fp8"}},
-      {qwen, {{"torch_dtype", "float8"}}, kInvalid, {"torch_dtype", "float8"}},
-      {qwen, {{"dtype", "float16"}}, kInvalid, {"float16", "bfloat16", "two spellings"}},
-      // Sizes.
-      {qwen, {{"num_hidden_layers", 0}}, kInvalid, {"num_hidden_layers is 0"}},
-      {qwen, {{"num_attention_heads", -32}}, kInvalid, {"num_attention_heads is -32"}},
-      {qwen, {{"hidden_size", 2048.5}}, kInvalid, {"hidden_size is 2048.5"}},
-      {qwen, {{"hidden_size", "2048"}}, kInvalid, {"hidden_size is \"2048\""}},
-      {qwen, {{"hidden_size", true}}, kInvalid, {"hidden_size is true"}},
-      {qwen, {{"hidden_size", {1}}}, kInvalid, {"hidden_size is an array"}},
-      {qwen, {{"vocab_size", 2000000000}}, kInvalid, {"vocab_size is 2000000000"}},
-      {qwen, {{"vocab_size", 1e300}}, kInvalid, {"vocab_size is 1e+300"}},
-      {qwen,
+      {kQwen, {{"torch_dtype", "float8"}}, kInvalid, {"torch_dtype", "float8"}},
+      {kQwen, {{"dtype", "float16"}}, kInvalid, {"float16", "bfloat16", "two spellings"}},
+  };
+}
+
+std::vector<BadCase> SizeCases() {
+  return {
+      {kQwen, {{"num_hidden_layers", 0}}, kInvalid, {"num_hidden_layers is 0"}},
+      {kQwen, {{"num_attention_heads", -32}}, kInvalid, {"num_attention_heads is -32"}},
+      {kQwen, {{"hidden_size", 2048.5}}, kInvalid, {"hidden_size is 2048.5"}},
+      {kQwen, {{"hidden_size", "2048"}}, kInvalid, {"hidden_size is \"2048\""}},
+      {kQwen, {{"hidden_size", true}}, kInvalid, {"hidden_size is true"}},
+      {kQwen, {{"hidden_size", {1}}}, kInvalid, {"hidden_size is an array"}},
+      {kQwen, {{"vocab_size", 2000000000}}, kInvalid, {"vocab_size is 2000000000"}},
+      {kQwen, {{"vocab_size", 1e300}}, kInvalid, {"vocab_size is 1e+300"}},
+      {kQwen,
        {{"max_position_embeddings", uint64_t{1} << 63}},
        kInvalid,
        {"max_position_embeddings is 9223372036854775808"}},
-      {qwen, {{"moe_intermediate_size", nullptr}}, kInvalid, {"moe_intermediate_size", "absent"}},
-      {qwen, {{"num_key_value_heads", 5}}, kInvalid, {"num_attention_heads is 32", "5"}},
-      {mixtral, {{"hidden_size", 4100}}, kInvalid, {"hidden_size is 4100", "head_dim"}},
-      {qwen, {{"head_dim", 127}}, kInvalid, {"head_dim is 127"}},
-      {v2, {{"qk_rope_head_dim", 63}}, kInvalid, {"qk_rope_head_dim is 63"}},
-      {v2, {{"q_lora_rank", 0}}, kInvalid, {"q_lora_rank is 0"}},
-      {v2, {{"num_key_value_heads", 8}}, kUnimplemented, {"num_key_value_heads is 8"}},
-      {qwen,
+      {kQwen, {{"moe_intermediate_size", nullptr}}, kInvalid, {"moe_intermediate_size", "absent"}},
+      {kQwen, {{"num_key_value_heads", 5}}, kInvalid, {"num_attention_heads is 32", "5"}},
+      {kMixtral, {{"hidden_size", 4100}}, kInvalid, {"hidden_size is 4100", "head_dim"}},
+      {kQwen, {{"head_dim", 127}}, kInvalid, {"head_dim is 127"}},
+      {kV2, {{"qk_rope_head_dim", 63}}, kInvalid, {"qk_rope_head_dim is 63"}},
+      {kV2, {{"q_lora_rank", 0}}, kInvalid, {"q_lora_rank is 0"}},
+      {kV2, {{"num_key_value_heads", 8}}, kUnimplemented, {"num_key_value_heads is 8"}},
+      {kQwen,
        {{"hidden_size", 1 << 24}, {"moe_intermediate_size", 1 << 24}},
        kInvalid,
        {"parameters"}},
-      {qwen, {{"num_hidden_layers", 4096}}, kInvalid, {"4096 times 128 experts"}},
-      {qwen, {{"rms_norm_eps", 0}}, kInvalid, {"rms_norm_eps is 0"}},
-      {qwen, {{"rms_norm_eps", "1e-6"}}, kInvalid, {"rms_norm_eps is \"1e-6\""}},
-      // Experts.
-      {qwen, {{"num_experts", nullptr}}, kInvalid, {"num_experts is absent"}},
-      {qwen, {{"num_experts", 0}}, kInvalid, {"num_experts is 0"}},
-      {qwen, {{"num_local_experts", 64}}, kInvalid, {"128", "64", "two spellings"}},
-      {qwen, {{"num_experts_per_tok", 129}}, kInvalid, {"num_experts_per_tok is 129", "128"}},
-      {qwen, {{"mlp_only_layers", {48}}}, kInvalid, {"mlp_only_layers is 48"}},
-      {v2, {{"first_k_dense_replace", 28}}, kInvalid, {"first_k_dense_replace is 28"}},
-      {v2, {{"intermediate_size", nullptr}}, kInvalid, {"intermediate_size", "absent"}},
-      {v2, {{"scoring_func", "sigmoid"}}, kUnimplemented, {"scoring_func is \"sigmoid\""}},
-      {v2, {{"topk_method", "noaux_tc"}}, kUnimplemented, {"topk_method is \"noaux_tc\""}},
-      {v2,
+      {kQwen, {{"num_hidden_layers", 4096}}, kInvalid, {"4096 times 128 experts"}},
+      {kQwen, {{"rms_norm_eps", 0}}, kInvalid, {"rms_norm_eps is 0"}},
+      {kQwen, {{"rms_norm_eps", "1e-6"}}, kInvalid, {"rms_norm_eps is \"1e-6\""}},
+  };
+}
+
+std::vector<BadCase> ExpertCases() {
+  return {
+      {kQwen, {{"num_experts", nullptr}}, kInvalid, {"num_experts is absent"}},
+      {kQwen, {{"num_experts", 0}}, kInvalid, {"num_experts is 0"}},
+      {kQwen, {{"num_local_experts", 64}}, kInvalid, {"128", "64", "two spellings"}},
+      {kQwen, {{"num_experts_per_tok", 129}}, kInvalid, {"num_experts_per_tok is 129", "128"}},
+      {kQwen, {{"mlp_only_layers", {48}}}, kInvalid, {"mlp_only_layers is 48"}},
+      {kV2, {{"first_k_dense_replace", 28}}, kInvalid, {"first_k_dense_replace is 28"}},
+      {kV2, {{"intermediate_size", nullptr}}, kInvalid, {"intermediate_size", "absent"}},
+      {kV2, {{"scoring_func", "sigmoid"}}, kUnimplemented, {"scoring_func is \"sigmoid\""}},
+      {kV2, {{"topk_method", "noaux_tc"}}, kUnimplemented, {"topk_method is \"noaux_tc\""}},
+      {kV2,
        {{"topk_method", "group_limited_greedy"}, {"n_group", 7}},
        kInvalid,
        {"n_group is 7", "64"}},
-      {v2,
+      {kV2,
        {{"topk_method", "group_limited_greedy"}, {"n_group", 4}, {"topk_group", 5}},
        kInvalid,
        {"topk_group is 5"}},
-      {v2,
+      {kV2,
        {{"topk_method", "group_limited_greedy"}, {"n_group", 32}, {"topk_group", 2}},
        kInvalid,
        {"num_experts_per_tok is 6", "hold 4 experts"}},
-      // Rope.
-      {qwen,
+  };
+}
+
+std::vector<BadCase> RopeCases() {
+  return {
+      {kQwen,
        {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2}}}},
        kUnimplemented,
        {"rope_scaling.rope_type is \"linear\""}},
-      {qwen, {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}}}, kUnimplemented, {"dynamic"}},
-      {qwen, {{"rope_scaling", {{"type", "llama3"}, {"factor", 2}}}}, kUnimplemented, {"llama3"}},
-      {qwen, {{"rope_scaling", {{"type", "longrope"}}}}, kUnimplemented, {"longrope"}},
-      {qwen,
+      {kQwen,
+       {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}}},
+       kUnimplemented,
+       {"dynamic"}},
+      {kQwen, {{"rope_scaling", {{"type", "llama3"}, {"factor", 2}}}}, kUnimplemented, {"llama3"}},
+      {kQwen, {{"rope_scaling", {{"type", "longrope"}}}}, kUnimplemented, {"longrope"}},
+      {kQwen,
        {{"rope_scaling", {{"type", "yarn"}, {"rope_type", "linear"}}}},
        kInvalid,
        {"yarn", "linear", "two spellings"}},
-      {qwen, {{"rope_scaling", {{"factor", 4}}}}, kInvalid, {"factor is 4", "rope_type"}},
-      {qwen, {{"rope_scaling", "yarn"}}, kInvalid, {"rope_scaling is \"yarn\""}},
-      {v2,
+      {kQwen, {{"rope_scaling", {{"factor", 4}}}}, kInvalid, {"factor is 4", "rope_type"}},
+      {kQwen, {{"rope_scaling", "yarn"}}, kInvalid, {"rope_scaling is \"yarn\""}},
+      {kV2,
        {{"rope_parameters", {{"rope_type", "default"}}}},
        kInvalid,
        {"rope_parameters", "rope_scaling"}},
-      {qwen,
+      {kQwen,
        {{"rope_parameters", {{"rope_theta", 10000.0}}}},
        kInvalid,
        {"rope_parameters.rope_theta is 10000", "1e+06"}},
-      {qwen,
+      {kQwen,
        {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}},
        kUnimplemented,
        {"partial_rotary_factor is 0.5"}},
-      {qwen, {{"rope_theta", 1.0}}, kInvalid, {"rope_theta is 1"}},
-      {qwen, {{"rope_theta", -5.0}}, kInvalid, {"rope_theta is -5"}},
-      {qwen,
+      {kQwen, {{"rope_theta", 1.0}}, kInvalid, {"rope_theta is 1"}},
+      {kQwen, {{"rope_theta", -5.0}}, kInvalid, {"rope_theta is -5"}},
+      {kQwen,
        {{"rope_scaling", {{"type", "yarn"}, {"factor", 0.5}}}},
        kInvalid,
        {"rope_scaling.factor is 0.5"}},
-      {qwen,
+      {kQwen,
        {{"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"beta_fast", 0.5}}}},
        kInvalid,
        {"beta_fast is 0.5"}},
-      {qwen,
+      {kQwen,
        {{"rope_scaling",
          {{"type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 2}}}},
        kInvalid,
        {"original_max_position_embeddings 2"}},
-      // Tokens.
-      {qwen, {{"eos_token_id", 151936}}, kInvalid, {"eos_token_id is 151936"}},
-      {qwen, {{"eos_token_id", {151645, -1}}}, kInvalid, {"eos_token_id is -1"}},
-      {qwen, {{"bos_token_id", 200000}}, kInvalid, {"bos_token_id is 200000"}},
   };
 }
 
-TEST(ModelConfig, RefusesWhatItCannotServe) {
-  for (const BadCase& bad : BadCases()) {
+std::vector<BadCase> TokenCases() {
+  return {
+      {kQwen, {{"eos_token_id", 151936}}, kInvalid, {"eos_token_id is 151936"}},
+      {kQwen, {{"eos_token_id", {151645, -1}}}, kInvalid, {"eos_token_id is -1"}},
+      {kQwen, {{"bos_token_id", 200000}}, kInvalid, {"bos_token_id is 200000"}},
+
+  };
+}
+
+void ExpectRefused(const std::vector<BadCase>& cases) {
+  for (const BadCase& bad : cases) {
     SCOPED_TRACE(std::string(bad.model) + " with " + bad.edits.dump());
     const absl::StatusOr<ModelConfig> config = ParseEdited(bad.model, bad.edits);
     ASSERT_FALSE(config.ok());
@@ -183,6 +204,12 @@ TEST(ModelConfig, RefusesWhatItCannotServe) {
     EXPECT_THAT(std::string(config.status().message()), HasSubstr("config.json: "));
   }
 }
+
+TEST(ModelConfig, RefusesFeatures) { ExpectRefused(FeatureCases()); }
+TEST(ModelConfig, RefusesSizes) { ExpectRefused(SizeCases()); }
+TEST(ModelConfig, RefusesExperts) { ExpectRefused(ExpertCases()); }
+TEST(ModelConfig, RefusesRopes) { ExpectRefused(RopeCases()); }
+TEST(ModelConfig, RefusesTokens) { ExpectRefused(TokenCases()); }
 
 TEST(ModelConfig, RefusesWhatIsNoConfig) {
   for (const std::string& text :

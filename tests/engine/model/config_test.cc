@@ -237,6 +237,9 @@ TEST(ModelConfig, DerivedOnlyWhereNotExplicit) {
 }
 
 TEST(ModelConfig, EitherNameOfTheFamilyIsEnough) {
+  EXPECT_STREQ(FamilyName(Family::kMixtral), "mixtral");
+  EXPECT_STREQ(FamilyName(Family::kQwen3Moe), "qwen3_moe");
+  EXPECT_STREQ(FamilyName(Family::kDeepseekV2), "deepseek_v2");
   EXPECT_EQ(MustParseEdited("qwen3-30b-a3b", {{"architectures", nullptr}}).architecture,
             "Qwen3MoeForCausalLM");
   EXPECT_EQ(MustParseEdited("qwen3-30b-a3b", {{"model_type", nullptr}}).family, Family::kQwen3Moe);

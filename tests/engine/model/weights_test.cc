@@ -79,18 +79,53 @@ TEST(LoadWeights, GoldensLoad) {
   }
 }
 
+// Tensors of one shape would change places without an error.
 TEST(LoadWeights, EachViewHoldsItsOwnTensor) {
-  // Mixtral's names say least: w1 is the gate, w3 up and w2 down.
-  const absl::StatusOr<ModelConfig> config = ReadModelConfig(GoldenDir("mixtral"));
-  const absl::StatusOr<ModelWeights> weights = LoadWeights(GoldenDir("mixtral"), *config);
-  ASSERT_TRUE(weights.ok()) << weights.status();
-  const LayerWeights& layer = weights->layers[1];
-  EXPECT_EQ(layer.experts[2].gate.name, "model.layers.1.block_sparse_moe.experts.2.w1.weight");
-  EXPECT_EQ(layer.experts[2].up.name, "model.layers.1.block_sparse_moe.experts.2.w3.weight");
-  EXPECT_EQ(layer.experts[2].down.name, "model.layers.1.block_sparse_moe.experts.2.w2.weight");
-  EXPECT_EQ(layer.post_norm.name, "model.layers.1.post_attention_layernorm.weight");
-  EXPECT_EQ(weights->lm_head.name, "lm_head.weight");
-  EXPECT_EQ(weights->embed.name, "model.embed_tokens.weight");
+  for (const std::string& golden : kGoldens) {
+    const absl::StatusOr<ModelConfig> config = ReadModelConfig(GoldenDir(golden));
+    const absl::StatusOr<ModelWeights> weights = LoadWeights(GoldenDir(golden), *config);
+    ASSERT_TRUE(weights.ok()) << weights.status();
+    EXPECT_EQ(weights->lm_head.name, "lm_head.weight");
+    EXPECT_EQ(weights->embed.name, "model.embed_tokens.weight");
+    EXPECT_EQ(weights->final_norm.name, "model.norm.weight");
+    const bool mixtral = config->family == Family::kMixtral;
+    const std::string moe = mixtral ? "block_sparse_moe." : "mlp.";
+    const LayerWeights& layer = weights->layers[1];
+    const AttentionWeights& attention = layer.attention;
+    const MlpWeights& expert = layer.experts[2];
+    std::vector<std::pair<const TensorView*, std::string>> want{
+        {&attention.input_norm, "input_layernorm"},
+        {&attention.q_proj, "self_attn.q_proj"},
+        {&attention.o_proj, "self_attn.o_proj"},
+        {&layer.post_norm, "post_attention_layernorm"},
+        {&layer.router, moe + "gate"},
+        {&expert.gate, moe + "experts.2." + (mixtral ? "w1" : "gate_proj")},
+        {&expert.up, moe + "experts.2." + (mixtral ? "w3" : "up_proj")},
+        {&expert.down, moe + "experts.2." + (mixtral ? "w2" : "down_proj")}};
+    if (config->mla) {
+      want.push_back({&attention.kv_a_proj, "self_attn.kv_a_proj_with_mqa"});
+      want.push_back({&attention.kv_a_norm, "self_attn.kv_a_layernorm"});
+      want.push_back({&attention.kv_b_proj, "self_attn.kv_b_proj"});
+      want.push_back({&layer.shared->gate, "mlp.shared_experts.gate_proj"});
+      want.push_back({&layer.shared->up, "mlp.shared_experts.up_proj"});
+      want.push_back({&layer.shared->down, "mlp.shared_experts.down_proj"});
+    } else {
+      want.push_back({&attention.k_proj, "self_attn.k_proj"});
+      want.push_back({&attention.v_proj, "self_attn.v_proj"});
+    }
+    if (config->qk_norm) {
+      want.push_back({&attention.q_norm, "self_attn.q_norm"});
+      want.push_back({&attention.k_norm, "self_attn.k_norm"});
+    }
+    for (const auto& [view, suffix] : want) {
+      EXPECT_EQ(view->name, "model.layers.1." + suffix + ".weight") << golden;
+    }
+    if (config->layer_is_moe[0]) continue;
+    const MlpWeights& dense = *weights->layers[0].dense;
+    EXPECT_EQ(dense.gate.name, "model.layers.0.mlp.gate_proj.weight");
+    EXPECT_EQ(dense.up.name, "model.layers.0.mlp.up_proj.weight");
+    EXPECT_EQ(dense.down.name, "model.layers.0.mlp.down_proj.weight");
+  }
 }
 
 TEST(LoadWeights, ViewsSurviveAMove) {
@@ -301,8 +336,12 @@ TEST(LoadWeights, FullSizeV2QueryPath) {
   folder.WriteSingle();
   const absl::StatusOr<ModelWeights> weights = folder.Load();
   ASSERT_TRUE(weights.ok()) << weights.status();
-  EXPECT_FALSE(weights->layers[2].attention.q_proj.present());
-  EXPECT_THAT(weights->layers[2].attention.q_b_proj.shape, ElementsAre(96, 24));
+  const AttentionWeights& attention = weights->layers[2].attention;
+  EXPECT_FALSE(attention.q_proj.present());
+  EXPECT_EQ(attention.q_a_proj.name, "model.layers.2.self_attn.q_a_proj.weight");
+  EXPECT_EQ(attention.q_a_norm.name, "model.layers.2.self_attn.q_a_layernorm.weight");
+  EXPECT_EQ(attention.q_b_proj.name, "model.layers.2.self_attn.q_b_proj.weight");
+  EXPECT_THAT(attention.q_b_proj.shape, ElementsAre(96, 24));
 }
 
 }  // namespace
