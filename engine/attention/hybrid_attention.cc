@@ -185,6 +185,11 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
   return absl::OkStatus();
 }
 
+bool HybridAttention::CpuAtWork(int layer) const {
+  return step_.handoff &&
+         step_.flags[layer].cpu_done.load(std::memory_order_acquire) < step_.epoch;
+}
+
 absl::Status HybridAttention::Abort(absl::Status why) {
   step_.abort.store(true);
   const bool workers_back = !step_.handoff || team_->AwaitDone(options_.wait_limit * 5);

@@ -78,6 +78,10 @@ class HybridAttention {
   // Waits for both sides. An error says that the step's results must not be used; Ok() tells
   // whether the next step may be tried.
   absl::StatusOr<AttentionStats> EndStep(device::Event end);
+  // Instead, when not all layers were submitted: gives the step up.
+  void CancelStep() { Abort(absl::CancelledError("the step was given up")).IgnoreError(); }
+  // Whether the CPU still has work of the layer.
+  bool CpuAtWork(int layer) const;
   // False once a thread of a failed step did not come back.
   bool Ok() const { return ok_; }
 

@@ -102,6 +102,8 @@ class InplaceKvCache {
   void RemoveSequence(int slot);
   int64_t length(int slot) const { return sequence(slot).length; }
   SequencePlacement Placement(int slot) const;
+  // Blocks of the sequence's full units; the last ones may still be on their way home.
+  std::span<const int> SealedBlocks(int slot) const { return sequence(slot).block_ids; }
 
   // Where the next tokens go. `workspace_used` counts the step's workspace units over its
   // sequences. RESOURCE_EXHAUSTED when a block cannot be had: nothing has changed then.

@@ -1,0 +1,340 @@
+#include "engine/runtime/model_runner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "engine/base/check.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+
+namespace writescope::runtime {
+namespace {
+
+using kvcache::RegionKind;
+
+// Prompt log-probabilities are computed this many rows at a time.
+constexpr int kMinLogitRows = 32;
+
+int MaxRows(const ModelRunner::Options& options) {
+  return std::max(options.prefill_chunk_tokens, options.max_sequences);
+}
+int MaxLogitRows(const ModelRunner::Options& options) {
+  return std::max(options.max_sequences, kMinLogitRows);
+}
+
+kvcache::InplaceKvCache::Options CacheOptions(const model::ModelConfig& config,
+                                              const ModelRunner::Options& options) {
+  kvcache::InplaceKvCache::Options cache = options.cache;
+  cache.geometry = model::GeometryOf(config, options.kv_dtype);
+  cache.num_layers = config.num_layers;
+  cache.max_sequences = options.max_sequences;
+  cache.workspace_units = options.prefill_chunk_tokens / kBlockTokens;
+  cache.wait_limit = options.wait_limit;
+  return cache;
+}
+
+model::Decoder::Limits MainLimits(const ModelRunner::Options& options) {
+  return {.max_rows = MaxRows(options), .max_logit_rows = MaxLogitRows(options)};
+}
+model::Decoder::Limits ResidentLimits(const ModelRunner::Options& options) {
+  return {.max_rows = options.max_sequences, .max_logit_rows = options.max_sequences};
+}
+
+attention::CpuAttention::Options CpuOptions(const model::ModelConfig& config,
+                                            const ModelRunner::Options& options) {
+  return {.geometry = model::GeometryOf(config, options.kv_dtype),
+          .num_layers = config.num_layers,
+          .num_heads = config.num_heads,
+          .max_rows = options.max_sequences,
+          .num_workers = options.num_workers,
+          .nap = options.nap};
+}
+
+}  // namespace
+
+ModelRunner::FixedBytes ModelRunner::PlanBytes(const model::ModelConfig& config,
+                                               int activation_bytes, const Options& options) {
+  const KvGeometry geometry = model::GeometryOf(config, options.kv_dtype);
+  FixedBytes bytes;
+  bytes.activations =
+      model::Decoder::DeviceBytes(config, geometry, activation_bytes, MainLimits(options)) +
+      model::Decoder::DeviceBytes(config, geometry, activation_bytes, ResidentLimits(options));
+  bytes.tails_and_workspace =
+      kvcache::InplaceKvCache::FixedDeviceBytes(CacheOptions(config, options));
+  bytes.handoff_host = attention::CpuAttention::HostBytes(CpuOptions(config, options));
+  bytes.logits_host =
+      int64_t{4} * config.vocab_size * (MaxLogitRows(options) + options.max_sequences);
+  return bytes;
+}
+
+ModelRunner::ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options)
+    : config_(config), ops_(ops), options_(options) {}
+
+absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
+    const model::ModelConfig& config, const model::DeviceWeights& weights, ops::Ops& ops,
+    const Options& options) {
+  const KvGeometry geometry = model::GeometryOf(config, options.kv_dtype);
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(config, ops, options));
+  device::Device& device = ops.device();
+  ASSIGN_OR_RETURN(runner->cache_,
+                   kvcache::InplaceKvCache::Create(CacheOptions(config, options), device));
+  ASSIGN_OR_RETURN(runner->attention_,
+                   attention::HybridAttention::Create({.geometry = geometry,
+                                                       .num_layers = config.num_layers,
+                                                       .num_heads = config.num_heads,
+                                                       .out_dim = model::AttentionOutDim(config),
+                                                       .max_sequences = options.max_sequences,
+                                                       .num_workers = options.num_workers,
+                                                       .ring_bytes = options.ring_bytes,
+                                                       .wait_limit = options.wait_limit,
+                                                       .nap = options.nap},
+                                                      ops, runner->cache_->blocks()));
+  ASSIGN_OR_RETURN(runner->decoder_, model::Decoder::Create(config, geometry, weights, ops,
+                                                            MainLimits(options)));
+  ASSIGN_OR_RETURN(runner->resident_decoder_,
+                   model::Decoder::Create(config, geometry, weights, ops, ResidentLimits(options)));
+  ASSIGN_OR_RETURN(runner->logits_,
+                   device.AllocateHost(int64_t{4} * config.vocab_size * MaxLogitRows(options),
+                                       device::HostMemory::kPageLocked, "logits"));
+  ASSIGN_OR_RETURN(runner->resident_logits_,
+                   device.AllocateHost(int64_t{4} * config.vocab_size * options.max_sequences,
+                                       device::HostMemory::kPageLocked, "resident logits"));
+  return runner;
+}
+
+bool ModelRunner::IsResident(int slot) const {
+  for (const int id : cache_->SealedBlocks(slot)) {
+    if (cache_->blocks().read_place(id).region != RegionKind::kDevice) return false;
+  }
+  return true;
+}
+
+int64_t ModelRunner::SpilledBytes(std::span<const int> slots) const {
+  absl::flat_hash_set<int> spilled;
+  for (const int slot : slots) {
+    for (const int id : cache_->SealedBlocks(slot)) {
+      if (cache_->blocks().read_place(id).region != RegionKind::kDevice) spilled.insert(id);
+    }
+  }
+  return static_cast<int64_t>(spilled.size()) * cache_->blocks().geometry().block_bytes() *
+         config_.num_layers;
+}
+
+absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, int64_t retain_keep_free,
+                                  Step* step, int* full_slice) {
+  int workspace_used = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const StepSlice& slice = slices[i];
+    absl::Status status = cache_->PollCommits(slice.slot, /*wait=*/false);
+    if (status.ok()) {
+      absl::StatusOr<kvcache::WritePlan> plan =
+          cache_->PrepareWrite(slice.slot, static_cast<int>(slice.tokens.size()), &workspace_used);
+      if (plan.ok()) step->plans.push_back(*std::move(plan));
+      status = plan.status();
+    }
+    if (!status.ok()) {
+      *full_slice = static_cast<int>(i);
+      Abandon(*step);
+      return status;
+    }
+  }
+  std::vector<attention::StepSequence> sequences;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const StepSlice& slice = slices[i];
+    const int first_row = static_cast<int>(step->tokens.size());
+    sequences.push_back({.plan = &step->plans[i], .first_row = first_row});
+    step->tokens.insert(step->tokens.end(), slice.tokens.begin(), slice.tokens.end());
+    const int num_tokens = static_cast<int>(slice.tokens.size());
+    for (int t = 0; t < num_tokens; ++t) {
+      step->positions.push_back(step->plans[i].first_position + t);
+      if (slice.logits == LogitsOf::kNone) continue;
+      if (slice.logits == LogitsOf::kLast && t + 1 < num_tokens) continue;
+      step->logit_rows.push_back(first_row + t);
+      step->logit_slices.push_back(static_cast<int>(i));
+    }
+  }
+  step->attention =
+      attention::BuildStepAttention(*cache_, sequences, retain_keep_free, &step->retained);
+  step->targets.resize(step->tokens.size());
+  return VerifyBlocks(*step);
+}
+
+absl::Status ModelRunner::VerifyBlocks(const Step& step) const {
+  if (!options_.cache.verify) return absl::OkStatus();
+  for (const kvcache::WritePlan& plan : step.plans) {
+    for (const int id : cache_->SealedBlocks(plan.slot)) {
+      if (cache_->blocks().sealed(id)) RETURN_IF_ERROR(cache_->blocks().Verify(id));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ModelRunner::FillTargets(Step& step, int layer) const {
+  size_t row = 0;
+  for (const kvcache::WritePlan& plan : step.plans) {
+    for (const kvcache::UnitWrite& write : plan.units) {
+      std::byte* block = write.target.At(layer);
+      for (int slot = 0; slot < write.num_slots; ++slot) {
+        step.targets[row++] = {.block = block, .slot = write.first_slot + slot};
+      }
+    }
+  }
+}
+
+absl::Status ModelRunner::RunLayers(Step& step, const StepOptions& options) {
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    if (options.cancelled && options.cancelled()) {
+      return absl::CancelledError("every request of the step was cancelled");
+    }
+    FillTargets(step, layer);
+    cache_->AwaitWorkspace(layer);
+    decoder_->BeforeAttention(layer, step.positions, step.targets);
+    for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
+    std::function<void()> between;
+    if (options.between) {
+      between = [&] {
+        options.between([this, layer] { return attention_->CpuAtWork(layer); });
+      };
+    }
+    RETURN_IF_ERROR(attention_->AttendLayer(layer, decoder_->q(), decoder_->state(),
+                                            decoder_->attention_out(), between));
+    decoder_->AfterAttention(layer);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
+                                            const StepOptions& options, const LogitsSink& sink,
+                                            int* full_slice) {
+  Step step;
+  absl::Status status = Prepare(slices, options.retain_keep_free, &step, full_slice);
+  if (!status.ok()) {
+    if (!absl::IsResourceExhausted(status)) Abandon(step);
+    return status;
+  }
+  cache_->mutable_blocks().LockRetained(true);
+  attention_->BeginStep(step.attention, options.share);
+  decoder_->Embed(step.tokens);
+  status = RunLayers(step, options);
+  float* logits = reinterpret_cast<float*>(logits_.data());
+  const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
+  const int64_t first_batch = std::min<int64_t>(num_logits, decoder_->max_logit_rows());
+  absl::StatusOr<attention::AttentionStats> stats = attention::AttentionStats();
+  if (status.ok()) {
+    if (first_batch > 0) {
+      decoder_->Logits(std::span(step.logit_rows).first(static_cast<size_t>(first_batch)), logits);
+    }
+    stats = attention_->EndStep(ops_.device().compute().Record());
+  } else {
+    attention_->CancelStep();
+    stats = status;
+  }
+  cache_->mutable_blocks().LockRetained(false);
+  if (!stats.ok()) {
+    if (Ok()) Abandon(step);
+    return stats.status();
+  }
+  Finish(slices, step);
+  EmitLogits(step, 0, first_batch, logits, sink);
+  for (int64_t first = first_batch; first < num_logits; first += decoder_->max_logit_rows()) {
+    const int64_t count = std::min<int64_t>(decoder_->max_logit_rows(), num_logits - first);
+    decoder_->Logits(
+        std::span(step.logit_rows).subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+        logits);
+    RETURN_IF_ERROR(ops_.device().compute().Record().Wait(absl::InfiniteDuration()));
+    EmitLogits(step, first, count, logits, sink);
+  }
+  StepResult result;
+  result.attention = *stats;
+  result.slices = Attribute(step, stats->mean_cut_blocks, options.share.handoff);
+  return result;
+}
+
+absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
+                                      int* full_slice) {
+  Step step;
+  RETURN_IF_ERROR(Prepare(slices, /*retain_keep_free=*/-1, &step, full_slice));
+  if (step.attention.runs.spilled_blocks() > 0) {
+    Abandon(step);
+    return absl::InternalError("a resident step over spilled blocks");
+  }
+  resident_decoder_->Embed(step.tokens);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    FillTargets(step, layer);
+    resident_decoder_->BeforeAttention(layer, step.positions, step.targets);
+    for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
+    attention_->AttendResident(step.attention, layer, resident_decoder_->q(),
+                               resident_decoder_->state(), resident_decoder_->attention_out());
+    resident_decoder_->AfterAttention(layer);
+  }
+  float* logits = reinterpret_cast<float*>(resident_logits_.data());
+  if (!step.logit_rows.empty()) resident_decoder_->Logits(step.logit_rows, logits);
+  RETURN_IF_ERROR(ops_.device().compute().Record().Wait(absl::InfiniteDuration()));
+  Finish(slices, step);
+  EmitLogits(step, 0, static_cast<int64_t>(step.logit_rows.size()), logits, sink);
+  return absl::OkStatus();
+}
+
+void ModelRunner::Finish(std::span<const StepSlice> slices, Step& step) {
+  for (size_t i = 0; i < slices.size(); ++i) {
+    cache_->FinishWrite(step.plans[i], slices[i].tokens);
+  }
+  for (const int id : step.retained) cache_->mutable_blocks().FinishRetain(id, /*landed=*/true);
+}
+
+void ModelRunner::Abandon(Step& step) {
+  for (auto plan = step.plans.rbegin(); plan != step.plans.rend(); ++plan) {
+    cache_->AbandonWrite(*plan);
+  }
+  for (const int id : step.retained) cache_->mutable_blocks().FinishRetain(id, /*landed=*/false);
+  step.plans.clear();
+  step.retained.clear();
+}
+
+void ModelRunner::EmitLogits(const Step& step, int64_t first, int64_t count, const float* logits,
+                             const LogitsSink& sink) const {
+  const size_t vocab = static_cast<size_t>(config_.vocab_size);
+  for (int64_t i = 0; i < count; ++i) {
+    const size_t at = static_cast<size_t>(first + i);
+    sink(step.logit_slices[at], step.positions[static_cast<size_t>(step.logit_rows[at])],
+         {logits + static_cast<size_t>(i) * vocab, vocab});
+  }
+}
+
+std::vector<SliceAttention> ModelRunner::Attribute(const Step& step, double cut_blocks,
+                                                   bool handoff) const {
+  std::vector<SliceAttention> slices(step.plans.size());
+  const attention::RunList& runs = step.attention.runs;
+  const auto add = [&](const attention::Run& run, double blocks, int64_t SliceAttention::*field) {
+    const int64_t tokens = std::llround(blocks * kBlockTokens);
+    for (int i = 0; i < run.num_readers; ++i) {
+      const int reader = runs.readers[static_cast<size_t>(run.first_reader + i)];
+      slices[static_cast<size_t>(reader)].*field += tokens;
+    }
+  };
+  for (const attention::Run& run : runs.device) {
+    add(run, run.num_blocks, &SliceAttention::resident_tokens);
+  }
+  for (const attention::Run& run : runs.stream.runs()) {
+    add(run, run.num_blocks, &SliceAttention::streamed_tokens);
+  }
+  for (const attention::Run& run : runs.host.runs()) {
+    add(run, run.num_blocks,
+        handoff ? &SliceAttention::cpu_tokens : &SliceAttention::streamed_tokens);
+  }
+  double start = 0;
+  for (const attention::Run& run : runs.swing.runs()) {
+    const double front = std::clamp(cut_blocks - start, 0.0, static_cast<double>(run.num_blocks));
+    add(run, front, &SliceAttention::streamed_tokens);
+    add(run, run.num_blocks - front, &SliceAttention::cpu_tokens);
+    start += run.num_blocks;
+  }
+  for (const attention::StepAttention::Open& open : step.attention.open) {
+    slices[static_cast<size_t>(open.reader)].resident_tokens += open.span.num_tokens;
+  }
+  return slices;
+}
+
+}  // namespace writescope::runtime

@@ -1,0 +1,141 @@
+// Runs one step of the batch: writes, attention over all regions, logits. It knows sequences by their slot in
+// the cache and nothing of requests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/attention/hybrid_attention.h"
+#include "engine/device/device.h"
+#include "engine/kvcache/inplace_kv_cache.h"
+#include "engine/model/config.h"
+#include "engine/model/decoder.h"
+#include "engine/ops/ops.h"
+#include "engine/runtime/step_stats.h"
+
+namespace writescope::runtime {
+
+enum class LogitsOf { kNone, kLast, kAll };
+
+// A sequence's part of a step: its next tokens.
+struct StepSlice {
+  int slot = 0;
+  std::span<const TokenId> tokens;
+  LogitsOf logits = LogitsOf::kLast;
+};
+
+struct StepOptions {
+  attention::SharePlan share;
+  // Device blocks to leave free when copies of streamed blocks are kept; below 0 keeps none.
+  int64_t retain_keep_free = -1;
+  // Looked at between layers: true gives the step up with CANCELLED.
+  std::function<bool()> cancelled;
+  // Called in each layer of a hybrid step while the CPU may still be at work, with whether it is.
+  std::function<void(const std::function<bool()>& cpu_at_work)> between;
+};
+
+// logits [vocab] of one row; valid during the call. `index` counts the rows of the slice that have logits.
+using LogitsSink =
+    std::function<void(int slice, int64_t position, std::span<const float> logits)>;
+
+// Attention of one slice, in key positions, mean over layers.
+struct SliceAttention {
+  int64_t resident_tokens = 0;
+  int64_t streamed_tokens = 0;
+  int64_t cpu_tokens = 0;
+};
+
+struct StepResult {
+  attention::AttentionStats attention;
+  std::vector<SliceAttention> slices;
+};
+
+// Engine thread.
+class ModelRunner {
+ public:
+  struct Options {
+    KvDtype kv_dtype = KvDtype::kBf16;
+    int max_sequences = 1;
+    int prefill_chunk_tokens = 512;
+    int64_t ring_bytes = 0;
+    int num_workers = 1;
+    absl::Duration wait_limit = absl::Seconds(2);
+    absl::Duration nap = absl::Microseconds(20);
+    kvcache::InplaceKvCache::Options cache;  // geometry, num_layers, max_sequences are filled in
+  };
+  // Sizes of what Create allocates besides weights and regions; device bytes and host bytes.
+  struct FixedBytes {
+    int64_t activations = 0;
+    int64_t tails_and_workspace = 0;
+    int64_t handoff_host = 0;
+    int64_t logits_host = 0;
+  };
+  static FixedBytes PlanBytes(const model::ModelConfig& config, int activation_bytes,
+                              const Options& options);
+  // `config`, `weights` and `ops` must outlive the runner.
+  static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const model::ModelConfig& config,
+                                                             const model::DeviceWeights& weights,
+                                                             ops::Ops& ops, const Options& options);
+
+  kvcache::InplaceKvCache& cache() { return *cache_; }
+  const kvcache::InplaceKvCache& cache() const { return *cache_; }
+  attention::HybridAttention& attention() { return *attention_; }
+  model::Decoder& decoder() { return *decoder_; }
+  int vocab_size() const { return config_.vocab_size; }
+  // Spilled bytes that a step over these slots would read, each shared byte once.
+  int64_t SpilledBytes(std::span<const int> slots) const;
+  bool IsResident(int slot) const;
+
+  // One forward pass. RESOURCE_EXHAUSTED: no KV block for slice `*full_slice`, and nothing has changed;
+  // CANCELLED: given up; DATA_LOSS: a sealed block changed; others: the step failed. On any error the
+  // sequences are as before.
+  absl::StatusOr<StepResult> Run(std::span<const StepSlice> slices, const StepOptions& options,
+                                 const LogitsSink& sink, int* full_slice);
+  // The same for sequences whose blocks are all on the device, one token each; may be called from
+  // StepOptions::between.
+  absl::Status RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
+                           int* full_slice);
+  // False: a thread of a failed step did not come back; the engine cannot go on.
+  bool Ok() const { return attention_->Ok(); }
+
+ private:
+  struct Step {
+    std::vector<kvcache::WritePlan> plans;
+    std::vector<TokenId> tokens;
+    std::vector<int64_t> positions;
+    std::vector<ops::KvTarget> targets;
+    std::vector<int> retained;
+    attention::StepAttention attention;
+    std::vector<int> logit_rows;
+    std::vector<int> logit_slices;
+  };
+  ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options);
+  absl::Status Prepare(std::span<const StepSlice> slices, int64_t retain_keep_free, Step* step,
+                       int* full_slice);
+  absl::Status VerifyBlocks(const Step& step) const;
+  void FillTargets(Step& step, int layer) const;
+  absl::Status RunLayers(Step& step, const StepOptions& options);
+  void Finish(std::span<const StepSlice> slices, Step& step);
+  void Abandon(Step& step);
+  // Rows [first, first + count) of the step's logit rows.
+  void EmitLogits(const Step& step, int64_t first, int64_t count, const float* logits,
+                  const LogitsSink& sink) const;
+  std::vector<SliceAttention> Attribute(const Step& step, double cut_blocks, bool handoff) const;
+
+  const model::ModelConfig& config_;
+  ops::Ops& ops_;
+  const Options options_;
+  std::unique_ptr<kvcache::InplaceKvCache> cache_;
+  std::unique_ptr<attention::HybridAttention> attention_;
+  std::unique_ptr<model::Decoder> decoder_;           // Prefill and hybrid steps
+  std::unique_ptr<model::Decoder> resident_decoder_;  // Steps inside a hybrid step
+  device::Buffer logits_;           // Page-locked [max_logit_rows, vocab]
+  device::Buffer resident_logits_;  // Page-locked [max_sequences, vocab]
+};
+
+}  // namespace writescope::runtime

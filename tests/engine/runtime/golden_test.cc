@@ -1,0 +1,133 @@
+// The reference outputs of each family, over prompt chunk sizes, placements and shares.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "engine/model/safetensors.h"
+#include "tests/support/tiny_model.h"
+
+namespace writescope {
+namespace {
+
+using testing::Driver;
+using testing::TinyModel;
+using testing::TinyModelOptions;
+
+const std::string kGoldens = WRITESCOPE_TESTDATA_DIR "/goldens/";
+constexpr int kPromptLengths[] = {5, 16, 33, 130, 517};
+constexpr float kBound = 5e-4f;
+
+struct Golden {
+  std::vector<TokenId> prompt;
+  std::vector<std::vector<float>> logits;  // Of the last positions of the prompt
+  std::vector<TokenId> greedy;
+  std::vector<std::vector<float>> greedy_logits;
+};
+
+template <typename T>
+std::vector<T> Read(const model::SafetensorsFile& file, const std::string& name) {
+  const model::TensorView* tensor = file.Find(name);
+  std::vector<T> values(static_cast<size_t>(tensor->num_elements()));
+  std::memcpy(values.data(), tensor->bytes.data(), values.size() * sizeof(T));
+  return values;
+}
+
+std::vector<std::vector<float>> Rows(const std::vector<float>& flat, size_t width) {
+  std::vector<std::vector<float>> rows;
+  for (size_t i = 0; i < flat.size(); i += width) {
+    rows.emplace_back(flat.begin() + static_cast<int64_t>(i),
+                      flat.begin() + static_cast<int64_t>(i + width));
+  }
+  return rows;
+}
+
+Golden ReadGolden(const std::string& folder, int length, int vocab) {
+  const auto file = model::SafetensorsFile::Open(kGoldens + folder + "/golden.safetensors");
+  EXPECT_TRUE(file.ok()) << file.status();
+  const std::string suffix = "." + std::to_string(length);
+  Golden golden;
+  golden.prompt = Read<TokenId>(*file, "prompt" + suffix);
+  golden.logits = Rows(Read<float>(*file, "logits" + suffix), static_cast<size_t>(vocab));
+  golden.greedy = Read<TokenId>(*file, "greedy" + suffix);
+  golden.greedy_logits =
+      Rows(Read<float>(*file, "greedy_logits" + suffix), static_cast<size_t>(vocab));
+  return golden;
+}
+
+float MaxError(const std::vector<float>& a, const std::vector<float>& b) {
+  float worst = a.size() == b.size() ? 0 : INFINITY;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const float error = std::fabs(a[i] - b[i]);
+    worst = error <= worst ? worst : error;  // A NaN is the worst.
+  }
+  return worst;
+}
+
+TokenId ArgMax(const std::vector<float>& logits) {
+  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+struct Case {
+  std::string name;
+  std::array<int64_t, kvcache::kNumRegions> blocks;
+  attention::SharePlan share;
+};
+
+class GoldenTest : public ::testing::TestWithParam<std::string> {};
+
+void CheckPrompt(TinyModel& tiny, const Golden& golden, int chunk,
+                 const attention::SharePlan& share) {
+  Driver driver(tiny);
+  auto logits = driver.Feed(golden.prompt, chunk, /*all_logits=*/true, share);
+  ASSERT_TRUE(logits.ok()) << logits.status();
+  ASSERT_EQ(logits->size(), golden.prompt.size());
+  const size_t first = golden.prompt.size() - golden.logits.size();
+  for (size_t i = 0; i < golden.logits.size(); ++i) {
+    ASSERT_LE(MaxError((*logits)[first + i], golden.logits[i]), kBound) << "position " << first + i;
+  }
+  std::vector<float> last = logits->back();
+  for (size_t i = 0; i < golden.greedy.size(); ++i) {
+    ASSERT_LE(MaxError(last, golden.greedy_logits[i]), kBound) << "greedy token " << i;
+    ASSERT_EQ(ArgMax(last), golden.greedy[i]) << "greedy token " << i;
+    auto next = driver.Feed({golden.greedy[i]}, 1, true, share);
+    ASSERT_TRUE(next.ok()) << next.status();
+    last = next->back();
+  }
+}
+
+TEST_P(GoldenTest, EveryPlacementShareAndChunkMatchesTheReference) {
+  const std::vector<Case> cases = {
+      {"all on the device", {64, 0, 0, 0}, {}},
+      {"all swing, GPU alone", {0, 0, 64, 0}, {.meet = false, .cpu_share = 0, .handoff = true}},
+      {"all swing, half", {0, 0, 64, 0}, {.meet = false, .cpu_share = 0.5, .handoff = true}},
+      {"all swing, CPU alone", {0, 0, 64, 0}, {.meet = false, .cpu_share = 1, .handoff = true}},
+      {"all swing, meet", {0, 0, 64, 0}, {.meet = true, .cpu_share = 0, .handoff = true}},
+      {"four regions, meet", {3, 20, 20, 20}, {.meet = true, .cpu_share = 0, .handoff = true}},
+      {"four regions, 0.6", {3, 20, 20, 20}, {.meet = false, .cpu_share = 0.6, .handoff = true}},
+  };
+  const std::vector<int> chunks = {2048, 64, 7, 1, 2048, 130, 64};
+  for (size_t c = 0; c < cases.size(); ++c) {
+    TinyModelOptions options{.dir = kGoldens + GetParam(), .blocks = cases[c].blocks};
+    auto tiny = TinyModel::Load(options);
+    ASSERT_TRUE(tiny.ok()) << tiny.status();
+    for (const int length : kPromptLengths) {
+      SCOPED_TRACE(cases[c].name + ", chunk " + std::to_string(chunks[c]) + ", prompt " +
+                   std::to_string(length));
+      CheckPrompt(**tiny, ReadGolden(GetParam(), length, (*tiny)->config.vocab_size), chunks[c],
+                  cases[c].share);
+      if (HasFatalFailure()) return;
+    }
+    EXPECT_EQ((*tiny)->runner->cache().blocks().moved_bytes(), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GoldenTest,
+                         ::testing::Values("mixtral", "qwen3_moe", "qwen3_moe_dense0",
+                                           "deepseek_v2_plain", "deepseek_v2_yarn"));
+
+}  // namespace
+}  // namespace writescope
