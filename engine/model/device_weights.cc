@@ -28,9 +28,9 @@ int64_t ValueBytes(ops::WeightType type) { return type == ops::WeightType::kBf16
 class Placer {
  public:
   // Counts only.
-  explicit Placer(const ops::Ops& ops) : ops_(ops) {}
+  explicit Placer(const ops::OpsFootprint& footprint) : footprint_(footprint) {}
   Placer(ops::Ops& ops, device::Buffer& memory)
-      : ops_(ops), fill_(&ops), base_(memory.data()), limit_bytes_(memory.size_bytes()) {}
+      : footprint_(ops.footprint()), fill_(&ops), base_(memory.data()), limit_bytes_(memory.size_bytes()) {}
 
   int64_t used_bytes() const { return used_bytes_; }
 
@@ -115,7 +115,8 @@ class Placer {
 
   absl::Status Place(ops::WeightType type, int64_t rows, int64_t cols, const std::byte* values,
                      ops::Matrix* out) {
-    const int64_t size_bytes = RoundUp(ops_.MatrixBytes(type, rows, cols), kAlignment);
+    const int64_t size_bytes = RoundUp(footprint_.matrix_bytes(type, rows, cols),
+                               kAlignment);
     if (fill_ != nullptr) {
       CHECK_LE(used_bytes_ + size_bytes, limit_bytes_);
       ASSIGN_OR_RETURN(*out, fill_->LoadMatrix(base_ + used_bytes_, type, rows, cols, values));
@@ -124,7 +125,7 @@ class Placer {
     return absl::OkStatus();
   }
 
-  const ops::Ops& ops_;
+  const ops::OpsFootprint footprint_;
   ops::Ops* fill_ = nullptr;
   std::byte* base_ = nullptr;
   int64_t limit_bytes_ = 0;
@@ -230,8 +231,8 @@ absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Upload(const Model
                                                                      const ModelWeights& weights,
                                                                      ops::Ops& ops) {
   auto result = std::make_unique<DeviceWeights>();
-  ASSIGN_OR_RETURN(result->memory,
-                   ops.device().AllocateDevice(Bytes(config, weights, ops), "weights"));
+  const int64_t size_bytes = Bytes(config, weights, ops.footprint());
+  ASSIGN_OR_RETURN(result->memory, ops.device().AllocateDevice(size_bytes, "weights"));
   // kv_b is placed in parts, so it is checked here, whole.
   for (const LayerWeights& layer : weights.layers) {
     if (layer.attention.kv_b_proj.present()) {

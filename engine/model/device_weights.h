@@ -50,7 +50,8 @@ struct DeviceWeights {
   device::Buffer memory;
 
   // Bytes of device memory that Upload takes.
-  static int64_t Bytes(const ModelConfig& config, const ModelWeights& weights, const ops::Ops& ops);
+  static int64_t Bytes(const ModelConfig& config, const ModelWeights& weights,
+                       const ops::OpsFootprint& footprint);
   // INVALID_ARGUMENT for a NaN or infinity in a weight, named by tensor and index.
   static absl::StatusOr<std::unique_ptr<DeviceWeights>> Upload(const ModelConfig& config,
                                                                const ModelWeights& weights,

@@ -20,6 +20,10 @@ constexpr int64_t kFloatsPerLine = 16;  // A cache line; arrays begin on one.
 
 int64_t WeightBytes(WeightType type) { return type == WeightType::kBf16 ? 2 : 4; }
 
+int64_t MatrixBytesOnCpu(WeightType source, int64_t rows, int64_t cols) {
+  return RoundUp(rows * cols * WeightBytes(source), 64);
+}
+
 }  // namespace
 
 CpuWorkspace CpuWorkspace::For(const OpsLimits& limits) {
@@ -72,8 +76,10 @@ CpuOps::CpuOps(device::CpuDevice& device, const OpsLimits& limits, device::Buffe
   weights_.resize(chosen);
 }
 
-int64_t CpuOps::MatrixBytes(WeightType source, int64_t rows, int64_t cols) const {
-  return RoundUp(rows * cols * WeightBytes(source), 64);
+OpsFootprint CpuOpsFootprint() {
+  return {.activation_bytes = sizeof(float),
+          .matrix_bytes = &MatrixBytesOnCpu,
+          .workspace_bytes = &CpuOpsWorkspaceBytes};
 }
 
 absl::StatusOr<Matrix> CpuOps::LoadMatrix(std::byte* to, WeightType source, int64_t rows,

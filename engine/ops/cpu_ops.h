@@ -12,6 +12,8 @@ namespace writescope::ops {
 // Bytes of device memory that CreateCpuOps takes for its workspace.
 int64_t CpuOpsWorkspaceBytes(const OpsLimits& limits);
 
+OpsFootprint CpuOpsFootprint();
+
 // `device` must outlive the result.
 absl::StatusOr<std::unique_ptr<Ops>> CreateCpuOps(device::CpuDevice& device,
                                                   const OpsLimits& limits);

@@ -38,8 +38,7 @@ class CpuOps final : public Ops {
   CpuOps(device::CpuDevice& device, const OpsLimits& limits, device::Buffer workspace);
 
   device::Device& device() override { return device_; }
-  int activation_bytes() const override { return sizeof(float); }
-  int64_t MatrixBytes(WeightType source, int64_t rows, int64_t cols) const override;
+  OpsFootprint footprint() const override { return CpuOpsFootprint(); }
   absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, int64_t rows, int64_t cols,
                                     const std::byte* from) override;
   void Embed(std::span<const TokenId> ids, const Matrix& table, void* out) override;

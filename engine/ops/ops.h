@@ -165,16 +165,24 @@ struct OpsLimits {
   int max_head_dim = 0;  // Of q, k or v before padding
 };
 
+// What an implementation takes, known before there is one: for planning.
+struct OpsFootprint {
+  int activation_bytes = 4;
+  // Bytes of device memory of a matrix, a multiple of 64.
+  int64_t (*matrix_bytes)(WeightType source, int64_t rows, int64_t cols) = nullptr;
+  // Bytes of device memory of the workspace.
+  int64_t (*workspace_bytes)(const OpsLimits& limits) = nullptr;
+};
+
 // Engine thread.
 class Ops {
  public:
   virtual ~Ops() = default;
   virtual device::Device& device() = 0;
-  virtual int activation_bytes() const = 0;
+  virtual OpsFootprint footprint() const = 0;
+  int activation_bytes() const { return footprint().activation_bytes; }
 
-  // Bytes of device memory that a matrix of this source type takes, a multiple of 64.
-  virtual int64_t MatrixBytes(WeightType source, int64_t rows, int64_t cols) const = 0;
-  // Brings a row-major host matrix to `to` (MatrixBytes long). Waits until it is there.
+  // Brings a row-major host matrix to `to` (footprint().matrix_bytes long). Waits until it is there.
   virtual absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, int64_t rows,
                                             int64_t cols, const std::byte* from) = 0;
 

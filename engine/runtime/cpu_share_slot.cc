@@ -1,0 +1,93 @@
+#include "engine/runtime/cpu_share_slot.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+
+namespace writescope::runtime {
+namespace {
+
+// A longer lease would outlive any controller's death by too much.
+constexpr absl::Duration kMaxLease = absl::Hours(24);
+
+}  // namespace
+
+CpuShareSlot::CpuShareSlot(roofline::ShareTable start_up, roofline::ShareInterval interval,
+                           Clock& clock)
+    : interval_(interval), clock_(clock), start_up_(std::move(start_up)) {
+  roofline::ClampTable(start_up_, interval_);
+}
+
+absl::StatusOr<ShareReply> CpuShareSlot::Offer(const ShareUpdate& update) {
+  RETURN_IF_ERROR(update.table.Validate());
+  if (update.generation <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("generation ", update.generation, "; it has to be at least 1"));
+  }
+  if (update.valid_for <= absl::ZeroDuration() || update.valid_for > kMaxLease) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("valid_for is ", absl::FormatDuration(update.valid_for),
+                     "; it has to be above 0 and at most ", absl::FormatDuration(kMaxLease)));
+  }
+  absl::MutexLock lock(&mutex_);
+  ShareReply reply;
+  const bool other_holds = LeaseRunsLocked() && controller_id_ != update.controller_id;
+  if (update.generation <= generation_ || other_holds) {
+    reply.outcome = ShareOutcome::kStale;
+  } else {
+    table_ = update.table;
+    const int moved = roofline::ClampTable(table_, interval_);
+    reply.outcome = moved > 0 ? ShareOutcome::kClamped : ShareOutcome::kApplied;
+    generation_ = update.generation;
+    controller_id_ = update.controller_id;
+    updated_at_ = clock_.Now();
+    expires_at_ = updated_at_ + update.valid_for;
+  }
+  reply.in_force = StateLocked();
+  return reply;
+}
+
+bool CpuShareSlot::LeaseRunsLocked() { return clock_.Now() < expires_at_; }
+
+double CpuShareSlot::Lookup(int batch_size, int64_t spilled_bytes, int64_t* generation) {
+  absl::MutexLock lock(&mutex_);
+  const bool leased = LeaseRunsLocked();
+  *generation = leased ? generation_ : 0;
+  return (leased ? table_ : start_up_)
+      .Lookup(static_cast<uint32_t>(batch_size), static_cast<uint64_t>(spilled_bytes));
+}
+
+ShareState CpuShareSlot::State() {
+  absl::MutexLock lock(&mutex_);
+  return StateLocked();
+}
+
+ShareState CpuShareSlot::StateLocked() {
+  const absl::Time now = clock_.Now();
+  const bool leased = LeaseRunsLocked();
+  ShareState state;
+  state.generation = generation_;
+  state.controller_id = leased ? controller_id_ : "";
+  state.table = leased ? table_ : start_up_;
+  state.expires_in = leased ? expires_at_ - now : absl::ZeroDuration();
+  state.min_cpu_share = interval_.min_share;
+  state.max_cpu_share = interval_.max_share;
+  state.last_cpu_share = last_share_;
+  if (updated_at_ != absl::InfinitePast()) state.since_update = now - updated_at_;
+  return state;
+}
+
+void CpuShareSlot::SetLastShare(double share) {
+  absl::MutexLock lock(&mutex_);
+  last_share_ = share;
+}
+
+void CpuShareSlot::SetStartUp(roofline::ShareTable table) {
+  absl::MutexLock lock(&mutex_);
+  start_up_ = std::move(table);
+  roofline::ClampTable(start_up_, interval_);
+}
+
+}  // namespace writescope::runtime

@@ -1,0 +1,150 @@
+#include "engine/runtime/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "engine/runtime/error_reason.h"
+
+namespace writescope::runtime {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// A uniform number in [0, 1) from a seed and a counter (the SplitMix64 finaliser over both), so that
+// position i of a text draws the same number however the batch around it looks.
+double Uniform(uint64_t seed, uint64_t counter) {
+  uint64_t z = seed + 0x9e3779b97f4a7c15ull * (counter + 1);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  z ^= z >> 31;
+  return static_cast<double>(z >> 11) * 0x1.0p-53;
+}
+
+TokenId ArgMax(std::span<const float> logits) {
+  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace
+
+PositionLogprobs LogprobsOf(std::span<const float> logits, TokenId token, int top) {
+  const float max = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  int rank = 1;
+  const float own = logits[static_cast<size_t>(token)];
+  for (size_t i = 0; i < logits.size(); ++i) {
+    sum += std::exp(static_cast<double>(logits[i]) - max);
+    if (logits[i] > own || (logits[i] == own && static_cast<TokenId>(i) < token)) ++rank;
+  }
+  const double log_sum = max + std::log(sum);
+  const auto logprob = [&](TokenId id) {
+    return static_cast<float>(logits[static_cast<size_t>(id)] - log_sum);
+  };
+  PositionLogprobs result;
+  result.token = TokenLogprob{token, logprob(token), rank};
+  std::vector<TokenId> ids(logits.size());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<TokenId>(i);
+  const size_t count = std::min(static_cast<size_t>(std::max(top, 0)), ids.size());
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<int64_t>(count), ids.end(),
+                    [&](TokenId a, TokenId b) {
+                      const float la = logits[static_cast<size_t>(a)];
+                      const float lb = logits[static_cast<size_t>(b)];
+                      return la != lb ? la > lb : a < b;
+                    });
+  for (size_t i = 0; i < count; ++i) {
+    result.top.push_back({ids[i], logprob(ids[i]), static_cast<int>(i) + 1});
+  }
+  return result;
+}
+
+Sampler::Sampler(const SamplingParams& params, uint64_t seed, std::span<const TokenId> prompt)
+    : params_(params), seed_(seed) {
+  if (params_.repetition_penalty == 1) return;
+  for (const TokenId token : prompt) seen_[token] = true;
+}
+
+void Sampler::Accept(TokenId token) {
+  if (params_.repetition_penalty != 1) seen_[token] = true;
+  if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) ++output_counts_[token];
+}
+
+void Sampler::Penalise(std::vector<float>& logits) const {
+  const float penalty = static_cast<float>(params_.repetition_penalty);
+  for (const auto& [token, unused] : seen_) {
+    float& logit = logits[static_cast<size_t>(token)];
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+  }
+  for (const auto& [token, count] : output_counts_) {
+    logits[static_cast<size_t>(token)] -= static_cast<float>(
+        params_.presence_penalty + params_.frequency_penalty * static_cast<double>(count));
+  }
+}
+
+absl::StatusOr<SampledToken> Sampler::Sample(std::span<const float> logits, int64_t index,
+                                             std::span<const TokenId> banned,
+                                             std::optional<int> top_logprobs) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (std::isnan(logits[i])) {
+      return WithReason(absl::InternalError(absl::StrCat("the model's logit of token ", i,
+                                                         " is NaN at output position ", index)),
+                        "NUMERIC_FAILURE");
+    }
+  }
+  work_.assign(logits.begin(), logits.end());
+  Penalise(work_);
+  for (const TokenId token : banned) {
+    if (static_cast<size_t>(token) < work_.size()) work_[static_cast<size_t>(token)] = kMinusInfinity;
+  }
+  SampledToken result;
+  result.token = ArgMax(work_);
+  if (!std::isfinite(work_[static_cast<size_t>(result.token)])) {
+    return WithReason(absl::InternalError(absl::StrCat(
+                          "no token has a finite logit at output position ", index)),
+                      "NUMERIC_FAILURE");
+  }
+  if (params_.temperature > 0) result.token = Draw(index);
+  if (top_logprobs.has_value()) result.logprobs = LogprobsOf(logits, result.token, *top_logprobs);
+  return result;
+}
+
+TokenId Sampler::Draw(int64_t index) {
+  candidates_.clear();
+  for (size_t i = 0; i < work_.size(); ++i) {
+    if (work_[i] > kMinusInfinity) candidates_.push_back({work_[i], static_cast<TokenId>(i)});
+  }
+  const auto more_likely = [](const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+  };
+  const auto begin = candidates_.begin();
+  if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < candidates_.size()) {
+    std::nth_element(begin, begin + params_.top_k - 1, candidates_.end(), more_likely);
+    candidates_.resize(static_cast<size_t>(params_.top_k));
+  }
+  // The order matters even without top_p: it makes the draw independent of how the set was found.
+  std::sort(candidates_.begin(), candidates_.end(), more_likely);
+  // A temperature near 0 makes the quotient overflow for all but the best, which is what it means.
+  const double max = candidates_.front().logit;
+  const auto weight = [&](const Candidate& c) {
+    return std::exp((static_cast<double>(c.logit) - max) / params_.temperature);
+  };
+  double total = 0;
+  for (const Candidate& c : candidates_) total += weight(c);
+  // min_p, then the shortest head that holds top_p of the probability; the best token always stays.
+  double kept = 0;
+  size_t count = 0;
+  while (count < candidates_.size()) {
+    const double w = weight(candidates_[count]);
+    if (count > 0 && (w < params_.min_p || kept >= params_.top_p * total)) break;
+    kept += w;
+    ++count;
+  }
+  double target = Uniform(seed_, static_cast<uint64_t>(index)) * kept;
+  for (size_t i = 0; i < count; ++i) {
+    target -= weight(candidates_[i]);
+    if (target < 0) return candidates_[i].token;
+  }
+  return candidates_[count - 1].token;
+}
+
+}  // namespace writescope::runtime

@@ -1,0 +1,55 @@
+// From logits to the next token. Pure: the same logits, parameters, history and seed give the same token.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "engine/base/units.h"
+#include "engine/runtime/request.h"
+
+namespace writescope::runtime {
+
+struct SampledToken {
+  TokenId token = 0;
+  std::optional<PositionLogprobs> logprobs;
+};
+
+// Log-probabilities of one row: of `token`, and of the `top` most likely tokens (ties: lowest id first).
+PositionLogprobs LogprobsOf(std::span<const float> logits, TokenId token, int top);
+
+// One per request. Engine thread.
+class Sampler {
+ public:
+  // `seed` is params.seed, or what the engine drew for it.
+  Sampler(const SamplingParams& params, uint64_t seed, std::span<const TokenId> prompt);
+
+  // The token for output position `index` (from 0). Tokens in `banned` cannot come out. With
+  // `top_logprobs` their log-probabilities come along. INTERNAL for NaN, or when no token is left with a
+  // finite logit.
+  absl::StatusOr<SampledToken> Sample(std::span<const float> logits, int64_t index,
+                                      std::span<const TokenId> banned,
+                                      std::optional<int> top_logprobs);
+  // The token is part of the output from now on: it counts for the penalties.
+  void Accept(TokenId token);
+
+ private:
+  void Penalise(std::vector<float>& logits) const;
+  TokenId Draw(int64_t index);
+
+  const SamplingParams params_;
+  const uint64_t seed_;
+  absl::flat_hash_map<TokenId, int> output_counts_;
+  absl::flat_hash_map<TokenId, bool> seen_;  // In prompt or output; filled with a repetition penalty
+  std::vector<float> work_;
+  struct Candidate {
+    float logit;
+    TokenId token;
+  };
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace writescope::runtime
