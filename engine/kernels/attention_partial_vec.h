@@ -20,6 +20,7 @@ constexpr int kGroupRows = 4;
 // Vectors of scores or of output dims that a group holds: 4 x 4 accumulators fill half of the 32
 // registers of AVX-512, 4 x 2 half of the 16 of the others.
 constexpr int kGroupVecs = kVectorBytes == 64 ? 4 : 2;
+constexpr int kLineBytes = 64;     // Of the cache
 constexpr int kWordRowBytes = 64;  // 16 words: one word of each token of a tile.
 constexpr int kVecsPerWordRow = kWordRowBytes / kVectorBytes;
 constexpr int kBlockVecs = kBlockTokens / kLanes;
@@ -146,7 +147,7 @@ inline float SoftmaxRow(float* scores, int count, float* m, float* l) {
 template <typename Words, int kRows, int kVecs>
 inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
                       const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
-                      int dim) {
+                      int dim, const std::byte* prefetch) {
   Vec sum[kRows][kVecs];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -160,6 +161,9 @@ inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
 #pragma GCC unroll 4
     for (int d = 0; d < kVecs; ++d) {
       const WordVec words = LoadWords(words_at + d * kVectorBytes);
+      if (prefetch != nullptr && (d * kVectorBytes) % kLineBytes == 0) {
+        __builtin_prefetch(prefetch + (t / Words::kValues) * row_bytes + d * kVectorBytes, 0, 2);
+      }
       if constexpr (Words::kValues == 2) {
         value[0][d] = LowHalf(words);
         value[1][d] = HighHalf(words);
@@ -197,15 +201,17 @@ inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
 template <typename Words, int kRows>
 inline void AddValueDims(const std::byte* v, int64_t row_bytes, int num_dims, int begin, int end,
                          const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
-                         int first_dim) {
+                         int first_dim, const std::byte* prefetch) {
   int d = 0;
   for (; d + kGroupVecs * kLanes <= num_dims; d += kGroupVecs * kLanes) {
     AddValues<Words, kRows, kGroupVecs>(v + int64_t{d} * 4, row_bytes, begin, end, p, factor,
-                                        o_rows, first_dim + d);
+                                        o_rows, first_dim + d,
+                                        prefetch == nullptr ? nullptr : prefetch + int64_t{d} * 4);
   }
   for (; d < num_dims; d += 2 * kLanes) {
     AddValues<Words, kRows, 2>(v + int64_t{d} * 4, row_bytes, begin, end, p, factor, o_rows,
-                               first_dim + d);
+                               first_dim + d,
+                               prefetch == nullptr ? nullptr : prefetch + int64_t{d} * 4);
   }
 }
 
@@ -214,7 +220,7 @@ inline void AddValueDims(const std::byte* v, int64_t row_bytes, int num_dims, in
 template <typename Words, int kRows>
 inline void AddSeenValues(const std::byte* v, int64_t row_bytes, int num_dims, const int* counts,
                           const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
-                          int first_dim) {
+                          int first_dim, const std::byte* prefetch) {
   int shared = counts[0];
   bool equal = true;
   for (int r = 1; r < kRows; ++r) {
@@ -222,13 +228,14 @@ inline void AddSeenValues(const std::byte* v, int64_t row_bytes, int num_dims, c
     shared = counts[r] < shared ? counts[r] : shared;
   }
   if (!equal) shared = shared / Words::kValues * Words::kValues;
-  AddValueDims<Words, kRows>(v, row_bytes, num_dims, 0, shared, p, factor, o_rows, first_dim);
+  AddValueDims<Words, kRows>(v, row_bytes, num_dims, 0, shared, p, factor, o_rows, first_dim,
+                             prefetch);
   if (equal) return;
   const float one = 1.0f;
   for (int r = 0; r < kRows; ++r) {
     if (counts[r] == shared) continue;
     AddValueDims<Words, 1>(v, row_bytes, num_dims, shared, counts[r], p + r, &one, o_rows + r,
-                           first_dim);
+                           first_dim, nullptr);
   }
 }
 
@@ -315,7 +322,7 @@ inline void ForRowGroups(int first, int last, const Body& body) {
 }
 
 // One block whose values have a plane of their own. The first group fetches the next block: the K
-// plane while it scores, a part of the V plane before each of its value passes.
+// plane while it scores, the V plane while it adds values, line for line.
 template <typename Words>
 inline void AttendBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
                         const KvHeadBlock* next, Panel& panel) {
@@ -323,12 +330,8 @@ inline void AttendBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
   ForRowGroups(0, args.num_rows, [&]<int kRows>(int row) {
     const bool fetch = next != nullptr && row == 0;
     if (!ScoreGroup<Words, kRows>(args, block, row, panel, 0, fetch ? next->k : nullptr)) return;
-    if (fetch) {
-      const int64_t bytes = row_bytes * kBlockTokens / Words::kValues;
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next->v + i, 0, 2);
-    }
     AddSeenValues<Words, kRows>(block.v, row_bytes, args.v_dim, panel.counts, panel.p, panel.factor,
-                                args.o + row, 0);
+                                args.o + row, 0, fetch ? next->v : nullptr);
   });
 }
 
@@ -354,7 +357,7 @@ inline void AttendLatentBlock(const FlatAttentionArgs& args, const KvHeadBlock& 
       const int slot = row - first;
       AddSeenValues<F32Words, kRows>(reinterpret_cast<const std::byte*>(values), kValueDims * 4,
                                      num_dims, panel.counts + slot, panel.p + slot,
-                                     panel.factor + slot, args.o + row, dim);
+                                     panel.factor + slot, args.o + row, dim, nullptr);
     });
   }
 }
