@@ -10,8 +10,9 @@ namespace {
 // Above any machine of this decade, and far from where a product of two of them would overflow.
 constexpr double kMaxBytes = 1e18;
 constexpr double kMaxRate = 1e18;
-// Shares whose times differ by less are equal: rounding must not decide between them.
-constexpr double kTieRelative = 1e-9;
+// Halvings of an interval of shares: to 1e-9.
+constexpr int kBisections = 30;
+constexpr double kShortWay = 0.01;
 
 double Bounded(double value, double max) {
   if (!(value > 0)) return 0;  // NaN too.
@@ -54,7 +55,8 @@ Problem MakeProblem(const StepLoad& load, const Rates& rates) {
   FixPair(p.rates.cpu_alone, p.rates.cpu_with_link);
   FixPair(p.rates.link_alone, p.rates.link_with_cpu);
   p.rates.device = Bounded(rates.device, kMaxRate);
-  p.ahead_bytes = p.rates.link_alone * p.dense_seconds;
+  const double ahead = std::isnan(load.ahead_fraction) ? 1 : Bounded(load.ahead_fraction, 1);
+  p.ahead_bytes = p.rates.link_alone * p.dense_seconds * ahead;
   return p;
 }
 
@@ -106,6 +108,19 @@ double MeetShare(const Problem& p) {
   return Feasible(p, cpu / (cpu + link) * (left / p.spilled_bytes));
 }
 
+// From `best`, which costs less than `limit`, as far towards `wish` as that holds; a short way is
+// not worth going.
+template <typename Cost>
+double Nearest(double best, double wish, const Cost& cost, double limit) {
+  if (cost(wish) <= limit) return wish;
+  double good = best;
+  for (int i = 0; i < kBisections; ++i) {
+    const double middle = good + (wish - good) / 2;
+    (cost(middle) <= limit ? good : wish) = middle;
+  }
+  return std::abs(good - best) < kShortWay ? best : good;
+}
+
 // SharedSeconds is piecewise linear in the share, so its least value is at a border, at a kink of
 // one of its two parts, or where the two parts cross.
 template <typename Cost>
@@ -120,10 +135,9 @@ double LeastShare(const Problem& p, const Cost& cost) {
   double best_cost = cost(meet);
   const auto consider = [&](double share) {
     const double share_cost = cost(share);
-    if (share_cost < best_cost * (1 - kTieRelative)) {
-      best = share;
-      best_cost = share_cost;
-    }
+    if (share_cost >= best_cost) return;
+    best = share;
+    best_cost = share_cost;
   };
   for (const double kink : kinks) consider(kink);
   for (size_t i = 0; i + 1 < kinks.size(); ++i) {
@@ -134,7 +148,7 @@ double LeastShare(const Problem& p, const Cost& cost) {
     const double at = left / (left - right);
     consider(Feasible(p, kinks[i] + at * (kinks[i + 1] - kinks[i])));
   }
-  return best;
+  return Nearest(best, meet, cost, best_cost * (1 + kIndifferent));
 }
 
 Problem MakePingPongProblem(const StepLoad& load, const Rates& rates) {

@@ -24,6 +24,8 @@ struct StepLoad {
   double host_bytes = 0;     // Of them, bytes that only the CPU can read.
   double stream_bytes = 0;   // Of them, bytes that only the link can carry.
   double dense_seconds = 0;  // D: device time in which the CPU has no query.
+  // The part of D in which the link can stream ahead; below 1 when the ring is too small for more.
+  double ahead_fraction = 1;
   // A: device attention whose time does not depend on the share (resident KV). The device's part of
   // the spilled bytes is added at Rates::device.
   double device_attention_seconds = 0;
@@ -44,9 +46,10 @@ struct BestShareResult {
 // The shares that rigid regions allow: [host/S, 1 - stream/S]; [0, 1] when nothing is spilled.
 ShareInterval FeasibleShares(const StepLoad& load);
 
-// The share with the least PredictStep among the feasible ones. Where several are equal it is the
-// one at which both sides finish together, c1 / (c1 + p1) * (1 - p0 * D / S): it has the most slack
-// either way.
+// Of the feasible shares whose PredictStep is within kIndifferent of the least, the one nearest to
+// where both sides finish together, c1 / (c1 + p1) * (1 - p0 * D / S). That one has the most slack
+// either way, and a smaller gain is within the error of any measurement.
+inline constexpr double kIndifferent = 0.01;
 BestShareResult BestShare(const StepLoad& load, const Rates& rates);
 
 // Seconds of a step at `share`, moved into the feasible interval first. NaN counts as its lower

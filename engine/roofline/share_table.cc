@@ -89,7 +89,7 @@ class CurveSampler {
       const SharePoint* worst = nullptr;
       double worst_error = tolerance;
       for (const SharePoint& point : grid) {
-        const double error = std::abs(point.share - Interpolate(points, point.spilled_bytes));
+        const double error = Error(point.share, Interpolate(points, point.spilled_bytes));
         if (error <= worst_error) continue;
         worst_error = error;
         worst = &point;
@@ -105,6 +105,12 @@ class CurveSampler {
   // grid.
   static constexpr double kGridRatio = 1.04;
 
+  // Of a small share a small error may be much: the CPU has a small share because it is slow.
+  static double Error(double wanted, double share) {
+    const double error = std::abs(wanted - share);
+    return std::max(error, 0.1 * error / std::max({wanted, share, 1e-3}));
+  }
+
   static bool Before(const SharePoint& a, const SharePoint& b) {
     return a.spilled_bytes < b.spilled_bytes;
   }
@@ -113,7 +119,7 @@ class CurveSampler {
     const uint64_t first = std::clamp<uint64_t>(spec_.min_spilled_bytes, 1, kMaxSpilledBytes - 1);
     const uint64_t last = std::clamp(spec_.max_spilled_bytes, first + 1, kMaxSpilledBytes);
     // Below this everything can be streamed ahead; the curve begins to rise here.
-    const double bend = spec_.rates.link_alone * batch_.dense_seconds;
+    const double bend = spec_.rates.link_alone * batch_.dense_seconds * batch_.ahead_fraction;
     std::vector<SharePoint> grid = {At(first)};
     const auto add = [&](double spilled_bytes) {
       if (!(spilled_bytes < static_cast<double>(last))) return;
@@ -134,6 +140,7 @@ class CurveSampler {
     load.spilled_bytes = static_cast<double>(spilled_bytes);
     load.dense_seconds = batch_.dense_seconds;
     load.device_attention_seconds = batch_.device_attention_seconds;
+    load.ahead_fraction = batch_.ahead_fraction;
     load.handoff_seconds = spec_.handoff_seconds;
     return {spilled_bytes, BestShare(load, spec_.rates).share};
   }

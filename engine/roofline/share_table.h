@@ -57,6 +57,7 @@ struct BatchLoad {
   uint32_t max_batch = 1;
   double dense_seconds = 0;
   double device_attention_seconds = 0;  // Over resident KV.
+  double ahead_fraction = 1;            // As in StepLoad.
 };
 
 struct TableSpec {
@@ -66,7 +67,8 @@ struct TableSpec {
   // Range of spilled bytes to cover; the upper end is what the host pools can hold.
   uint64_t min_spilled_bytes = 1 << 16;
   uint64_t max_spilled_bytes = uint64_t{1} << 40;
-  // Points are added until the table is this close to BestShare between them, or are this many.
+  // Points are added until the table is this close to BestShare between them (and within ten times
+  // that fraction of it), or are this many.
   double tolerance = 0.004;
   int max_points = 48;
 };
