@@ -53,9 +53,30 @@ int64_t InplaceKvCache::bytes_per_token() const {
   return options_.geometry.block_bytes() * options_.num_layers / kBlockTokens;
 }
 
-int64_t InplaceKvCache::UnpromisedBlocks() const {
+int64_t InplaceKvCache::FreeBlocks() const {
   int64_t blocks = 0;
   for (const int64_t available : blocks_.Fill().available) blocks += available;
+  return blocks;
+}
+
+int64_t InplaceKvCache::HeldPrefixBlocks(std::span<const TokenId> tokens,
+                                         int64_t max_tokens) const {
+  if (!options_.prefix_cache) return 0;
+  int64_t held = 0;
+  PrefixIndex::EntryId entry = PrefixIndex::kRoot;
+  const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(tokens.size()));
+  for (int64_t position = 0; position + kBlockTokens <= limit; position += kBlockTokens) {
+    const PrefixIndex::Found found = blocks_.FindPrefix(
+        entry, tokens.subspan(static_cast<size_t>(position), kBlockTokens));
+    if (found.entry == PrefixIndex::kNone) break;
+    entry = found.entry;
+    if (blocks_.holders(found.block_id) > 0) ++held;
+  }
+  return held;
+}
+
+int64_t InplaceKvCache::UnpromisedBlocks() const {
+  int64_t blocks = FreeBlocks();
   for (const Sequence& s : sequences_) {
     if (!s.in_use) continue;
     blocks -= std::max<int64_t>(0, s.expected_blocks - static_cast<int64_t>(s.block_ids.size()));

@@ -91,6 +91,11 @@ class InplaceKvCache {
   // Blocks that a new sequence could get besides what running ones have been promised.
   int64_t UnpromisedBlocks() const;
 
+  // Blocks that are free or would be by evicting what no sequence holds.
+  int64_t FreeBlocks() const;
+  // Of the blocks that MatchPrefix would find, those that running sequences hold anyway.
+  int64_t HeldPrefixBlocks(std::span<const TokenId> tokens, int64_t max_tokens) const;
+
   // Opens a sequence that will hold `expected_blocks` blocks: its slot, or -1 when all are taken.
   int AddSequence(int64_t expected_blocks);
   // Gives a new sequence the sealed blocks that hold the beginning of `tokens`, at most

@@ -219,8 +219,8 @@ absl::Status PlaceAll(const ModelConfig& config, const ModelWeights& from, Place
 }  // namespace
 
 int64_t DeviceWeights::Bytes(const ModelConfig& config, const ModelWeights& weights,
-                             const ops::Ops& ops) {
-  Placer counter(ops);
+                             const ops::OpsFootprint& footprint) {
+  Placer counter(footprint);
   DeviceWeights unused;
   const absl::Status status = PlaceAll(config, weights, counter, &unused);
   CHECK(status.ok()) << status.ToString();

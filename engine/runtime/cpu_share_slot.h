@@ -17,9 +17,10 @@ class CpuShareSlot {
  public:
   CpuShareSlot(roofline::ShareTable start_up, roofline::ShareInterval interval, Clock& clock);
 
-  // INVALID_ARGUMENT for a table or lease that makes no sense; it leaves everything as it was. Otherwise
-  // applied, clamped or stale, each with what is in force afterwards. Stale is an update whose
-  // generation is not above the one in force, or one of another controller while a lease runs.
+  // INVALID_ARGUMENT for a table or lease that makes no sense; it leaves everything as it was.
+  // Otherwise applied, clamped or stale, each with what is in force afterwards. Stale is an update
+  // whose generation is not above the one in force, or one of another controller while a lease
+  // runs.
   absl::StatusOr<ShareReply> Offer(const ShareUpdate& update);
 
   // The share for a step, and which generation it is of.

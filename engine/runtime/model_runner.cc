@@ -91,8 +91,8 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
                                                        .wait_limit = options.wait_limit,
                                                        .nap = options.nap},
                                                       ops, runner->cache_->blocks()));
-  ASSIGN_OR_RETURN(runner->decoder_, model::Decoder::Create(config, geometry, weights, ops,
-                                                            MainLimits(options)));
+  ASSIGN_OR_RETURN(runner->decoder_,
+                   model::Decoder::Create(config, geometry, weights, ops, MainLimits(options)));
   ASSIGN_OR_RETURN(runner->resident_decoder_,
                    model::Decoder::Create(config, geometry, weights, ops, ResidentLimits(options)));
   ASSIGN_OR_RETURN(runner->logits_,
@@ -194,9 +194,7 @@ absl::Status ModelRunner::RunLayers(Step& step, const StepOptions& options) {
     for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
     std::function<void()> between;
     if (options.between) {
-      between = [&] {
-        options.between([this, layer] { return attention_->CpuAtWork(layer); });
-      };
+      between = [&] { options.between([this, layer] { return attention_->CpuAtWork(layer); }); };
     }
     RETURN_IF_ERROR(attention_->AttendLayer(layer, decoder_->q(), decoder_->state(),
                                             decoder_->attention_out(), between));

@@ -1,5 +1,5 @@
-// Runs one step of the batch: writes, attention over all regions, logits. It knows sequences by their slot in
-// the cache and nothing of requests.
+// Runs one step of the batch: writes, attention over all regions, logits. It knows sequences by
+// their slot in the cache and nothing of requests.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,9 @@ struct StepOptions {
   std::function<void(const std::function<bool()>& cpu_at_work)> between;
 };
 
-// logits [vocab] of one row; valid during the call. `index` counts the rows of the slice that have logits.
-using LogitsSink =
-    std::function<void(int slice, int64_t position, std::span<const float> logits)>;
+// logits [vocab] of one row; valid during the call. `index` counts the rows of the slice that have
+// logits.
+using LogitsSink = std::function<void(int slice, int64_t position, std::span<const float> logits)>;
 
 // Attention of one slice, in key positions, mean over layers.
 struct SliceAttention {
@@ -91,9 +91,9 @@ class ModelRunner {
   int64_t SpilledBytes(std::span<const int> slots) const;
   bool IsResident(int slot) const;
 
-  // One forward pass. RESOURCE_EXHAUSTED: no KV block for slice `*full_slice`, and nothing has changed;
-  // CANCELLED: given up; DATA_LOSS: a sealed block changed; others: the step failed. On any error the
-  // sequences are as before.
+  // One forward pass. RESOURCE_EXHAUSTED: no KV block for slice `*full_slice`, and nothing has
+  // changed; CANCELLED: given up; DATA_LOSS: a sealed block changed; others: the step failed. On
+  // any error the sequences are as before.
   absl::StatusOr<StepResult> Run(std::span<const StepSlice> slices, const StepOptions& options,
                                  const LogitsSink& sink, int* full_slice);
   // The same for sequences whose blocks are all on the device, one token each; may be called from
@@ -134,8 +134,8 @@ class ModelRunner {
   std::unique_ptr<attention::HybridAttention> attention_;
   std::unique_ptr<model::Decoder> decoder_;           // Prefill and hybrid steps
   std::unique_ptr<model::Decoder> resident_decoder_;  // Steps inside a hybrid step
-  device::Buffer logits_;           // Page-locked [max_logit_rows, vocab]
-  device::Buffer resident_logits_;  // Page-locked [max_sequences, vocab]
+  device::Buffer logits_;                             // Page-locked [max_logit_rows, vocab]
+  device::Buffer resident_logits_;                    // Page-locked [max_sequences, vocab]
 };
 
 }  // namespace writescope::runtime

@@ -12,8 +12,8 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// A uniform number in [0, 1) from a seed and a counter (the SplitMix64 finaliser over both), so that
-// position i of a text draws the same number however the batch around it looks.
+// A uniform number in [0, 1) from a seed and a counter (the SplitMix64 finaliser over both), so
+// that position i of a text draws the same number however the batch around it looks.
 double Uniform(uint64_t seed, uint64_t counter) {
   uint64_t z = seed + 0x9e3779b97f4a7c15ull * (counter + 1);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -94,14 +94,15 @@ absl::StatusOr<SampledToken> Sampler::Sample(std::span<const float> logits, int6
   work_.assign(logits.begin(), logits.end());
   Penalise(work_);
   for (const TokenId token : banned) {
-    if (static_cast<size_t>(token) < work_.size()) work_[static_cast<size_t>(token)] = kMinusInfinity;
+    if (static_cast<size_t>(token) < work_.size())
+      work_[static_cast<size_t>(token)] = kMinusInfinity;
   }
   SampledToken result;
   result.token = ArgMax(work_);
   if (!std::isfinite(work_[static_cast<size_t>(result.token)])) {
-    return WithReason(absl::InternalError(absl::StrCat(
-                          "no token has a finite logit at output position ", index)),
-                      "NUMERIC_FAILURE");
+    return WithReason(
+        absl::InternalError(absl::StrCat("no token has a finite logit at output position ", index)),
+        "NUMERIC_FAILURE");
   }
   if (params_.temperature > 0) result.token = Draw(index);
   if (top_logprobs.has_value()) result.logprobs = LogprobsOf(logits, result.token, *top_logprobs);

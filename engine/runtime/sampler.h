@@ -1,4 +1,5 @@
-// From logits to the next token. Pure: the same logits, parameters, history and seed give the same token.
+// From logits to the next token. Pure: the same logits, parameters, history and seed give the same
+// token.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ struct SampledToken {
   std::optional<PositionLogprobs> logprobs;
 };
 
-// Log-probabilities of one row: of `token`, and of the `top` most likely tokens (ties: lowest id first).
+// Log-probabilities of one row: of `token`, and of the `top` most likely tokens (ties: lowest id
+// first).
 PositionLogprobs LogprobsOf(std::span<const float> logits, TokenId token, int top);
 
 // One per request. Engine thread.
@@ -28,8 +30,8 @@ class Sampler {
   Sampler(const SamplingParams& params, uint64_t seed, std::span<const TokenId> prompt);
 
   // The token for output position `index` (from 0). Tokens in `banned` cannot come out. With
-  // `top_logprobs` their log-probabilities come along. INTERNAL for NaN, or when no token is left with a
-  // finite logit.
+  // `top_logprobs` their log-probabilities come along. INTERNAL for NaN, or when no token is left
+  // with a finite logit.
   absl::StatusOr<SampledToken> Sample(std::span<const float> logits, int64_t index,
                                       std::span<const TokenId> banned,
                                       std::optional<int> top_logprobs);
@@ -43,7 +45,8 @@ class Sampler {
   const SamplingParams params_;
   const uint64_t seed_;
   absl::flat_hash_map<TokenId, int> output_counts_;
-  absl::flat_hash_map<TokenId, bool> seen_;  // In prompt or output; filled with a repetition penalty
+  absl::flat_hash_map<TokenId, bool>
+      seen_;  // In prompt or output; filled with a repetition penalty
   std::vector<float> work_;
   struct Candidate {
     float logit;

@@ -1,0 +1,350 @@
+#include "engine/runtime/engine.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/base/check.h"
+#include "engine/base/cpu_features.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "engine/device/cpu/cpu_device.h"
+#include "engine/model/config.h"
+#include "engine/model/device_weights.h"
+#include "engine/model/weights.h"
+#include "engine/ops/cpu_ops.h"
+#include "engine/runtime/active_request.h"
+#include "engine/runtime/cpu_share_slot.h"
+#include "engine/runtime/error_reason.h"
+#include "engine/runtime/memory_planner.h"
+#include "engine/runtime/model_runner.h"
+#include "engine/runtime/rate_probe.h"
+#include "engine/runtime/request_validation.h"
+#include "engine/runtime/step_loop.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "engine/tokenizer/tokenizer_config.h"
+
+namespace writescope::runtime {
+namespace {
+
+// Everything read from the folder before memory is taken.
+struct LoadedModel {
+  model::ModelConfig config;
+  model::ModelWeights weights;
+  SizedPlan sized;
+};
+
+absl::StatusOr<LoadedModel> LoadAndPlan(const EngineOptions& options) {
+  RETURN_IF_ERROR(ValidateOptions(options));
+  if (options.device != DeviceKind::kCpu) {
+    return absl::UnimplementedError("this build has no CUDA device; use --device=cpu");
+  }
+  ASSIGN_OR_RETURN(model::ModelConfig config, model::ReadModelConfig(options.model_dir));
+  ASSIGN_OR_RETURN(model::ModelWeights weights, model::LoadWeights(options.model_dir, config));
+  const ops::OpsFootprint footprint = ops::CpuOpsFootprint();
+  const int64_t weight_bytes = model::DeviceWeights::Bytes(config, weights, footprint);
+  ASSIGN_OR_RETURN(SizedPlan sized, PlanEngineMemory(options, config, weight_bytes, footprint));
+  return LoadedModel{std::move(config), std::move(weights), std::move(sized)};
+}
+
+ModelInfo DescribeModel(const LoadedModel& loaded, const tokenizer::Tokenizer* tokenizer) {
+  const EngineOptions& options = loaded.sized.options;
+  const MemoryPlan& plan = loaded.sized.plan;
+  ModelInfo info;
+  std::filesystem::path dir(options.model_dir);
+  if (dir.filename().empty()) dir = dir.parent_path();
+  info.name = std::filesystem::absolute(dir).filename().string();
+  info.architecture = loaded.config.architecture;
+  info.vocab_size = loaded.config.vocab_size;
+  info.num_layers = loaded.config.num_layers;
+  info.kv_dtype = options.kv_dtype == KvDtype::kBf16 ? "bf16" : "f32";
+  info.weight_dtype = model::DtypeName(loaded.weights.embed.dtype);
+  info.kv_bytes_per_token = plan.kv_bytes_per_token;
+  info.bos_token = loaded.config.bos;
+  info.eos_tokens = loaded.config.eos_ids;
+  info.has_tokenizer = tokenizer != nullptr;
+  if (const auto config = tokenizer::TokenizerConfig::Load(options.model_dir); config.ok()) {
+    info.chat_template = config->chat_template.value_or("");
+  }
+  info.device = "cpu";
+  info.max_context_tokens = plan.max_context_tokens;
+  info.max_resident_context_tokens = static_cast<int>(
+      std::min<int64_t>(plan.max_context_tokens, plan.device_kv_tokens + kBlockTokens - 1));
+  info.max_sequences = options.max_sequences;
+  info.max_queue = options.max_queue;
+  return info;
+}
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(LoadedModel loaded) : loaded_(std::move(loaded)) {}
+  ~EngineImpl() override { Stop(); }
+
+  // Takes all memory and starts the engine thread.
+  absl::Status Start(EngineObserver* observer) {
+    const EngineOptions& options = loaded_.sized.options;
+    absl::StatusOr<std::unique_ptr<tokenizer::Tokenizer>> tokenizer =
+        tokenizer::Tokenizer::Load(options.model_dir);
+    if (tokenizer.ok()) {
+      tokenizer_ = *std::move(tokenizer);
+    } else if (absl::IsNotFound(tokenizer.status())) {
+      Log(LogLevel::kWarning, "no tokenizer; prompts and answers are token ids",
+          {{"model", options.model_dir}});
+    } else {
+      return tokenizer.status();
+    }
+    model_ = DescribeModel(loaded_, tokenizer_.get());
+    ASSIGN_OR_RETURN(device_,
+                     device::CpuDevice::Create({.budget_bytes = options.vram_budget_bytes,
+                                                .host_budget_bytes = options.host_budget_bytes,
+                                                .compute_threads = options.device_threads,
+                                                .link_bytes_per_s = options.link_bytes_per_s}));
+    RETURN_IF_ERROR(Profile());
+    const int max_tokens = std::max(options.prefill_chunk_tokens, options.max_sequences);
+    ASSIGN_OR_RETURN(ops_,
+                     ops::CreateCpuOps(*device_, model::OpsLimitsOf(loaded_.config, max_tokens)));
+    ASSIGN_OR_RETURN(weights_,
+                     model::DeviceWeights::Upload(loaded_.config, loaded_.weights, *ops_));
+    ASSIGN_OR_RETURN(runner_,
+                     ModelRunner::Create(loaded_.config, *weights_, *ops_, loaded_.sized.runner));
+    share_.emplace(StartUpTable(),
+                   roofline::ShareInterval{options.min_cpu_share, options.max_cpu_share},
+                   Clock::Real());
+    loop_.emplace(options, *runner_, *device_, *share_, profile_.rates, observer,
+                  [this](const ActiveRequest& request) { Forget(request); });
+    loop_->Start();
+    return absl::OkStatus();
+  }
+
+  const MemoryPlan& plan() const override { return loaded_.sized.plan; }
+  const ModelInfo& model() const override { return model_; }
+
+  absl::StatusOr<RequestId> Submit(GenerateRequest request,
+                                   std::shared_ptr<GenerateSink> sink) override {
+    RETURN_IF_ERROR(ValidateRequest(request, model_));
+    std::vector<TokenId> prompt;
+    if (auto* ids = std::get_if<std::vector<TokenId>>(&request.prompt)) {
+      prompt = std::move(*ids);
+    } else {
+      ASSIGN_OR_RETURN(
+          prompt, Tokenize(std::get<std::vector<PromptSegment>>(request.prompt), request.add_bos));
+    }
+    request.prompt = std::vector<TokenId>();
+    RETURN_IF_ERROR(ValidatePrompt(prompt, request, model_));
+    absl::MutexLock lock(&mutex_);
+    RETURN_IF_ERROR(CheckOpen(request.request_id));
+    const RequestId id = next_id_++;
+    if (request.request_id.empty()) request.request_id = absl::StrCat("req-", id);
+    const uint64_t seed = request.sampling.seed.value_or(seeds_());
+    auto control = std::make_shared<RequestControl>();
+    const std::string name = request.request_id;
+    auto active =
+        std::make_unique<ActiveRequest>(id, std::move(request), std::move(prompt), seed, model_,
+                                        tokenizer_.get(), std::move(sink), control, absl::Now());
+    in_flight_[id] = {name, control};
+    by_name_[name] = id;
+    if (!loop_->Post(active)) {
+      in_flight_.erase(id);
+      by_name_.erase(name);
+      return WithReason(absl::UnavailableError("the engine has stopped"), "ENGINE_FAILED");
+    }
+    return id;
+  }
+
+  void Cancel(RequestId id) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = in_flight_.find(id);
+      if (found == in_flight_.end()) return;
+      RequestControl& control = *found->second.control;
+      control.AskEnd(control.cancelled, absl::Now());
+    }
+    loop_->Wake();
+  }
+
+  bool Abort(std::string_view request_id) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto id = by_name_.find(std::string(request_id));
+      if (id == by_name_.end()) return false;
+      RequestControl& control = *in_flight_.at(id->second).control;
+      control.AskEnd(control.aborted, absl::Now());
+    }
+    loop_->Wake();
+    return true;
+  }
+
+  absl::StatusOr<std::vector<TokenId>> Tokenize(const std::vector<PromptSegment>& segments,
+                                                std::optional<bool> add_bos) const override {
+    RETURN_IF_ERROR(CheckTokenizer(absl::StatusCode::kInvalidArgument));
+    std::vector<tokenizer::Segment> parts;
+    for (const PromptSegment& segment : segments) {
+      parts.push_back({segment.text, segment.allow_special});
+    }
+    absl::StatusOr<std::vector<TokenId>> ids =
+        tokenizer_->Encode(parts, add_bos.value_or(tokenizer_->add_bos_by_default()));
+    if (!ids.ok()) return WithReason(ids.status(), "INVALID_UTF8");
+    return ids;
+  }
+
+  std::string TokenBytes(TokenId id) const override {
+    return tokenizer_ == nullptr ? "" : std::string(tokenizer_->TokenBytes(id));
+  }
+
+  absl::StatusOr<std::string> Detokenize(const std::vector<TokenId>& ids,
+                                         bool keep_special) const override {
+    RETURN_IF_ERROR(CheckTokenizer(absl::StatusCode::kFailedPrecondition));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] >= 0 && ids[i] < model_.vocab_size) continue;
+      return WithReason(absl::InvalidArgumentError(
+                            absl::StrCat("token id ", ids[i], " at position ", i,
+                                         " is not in the vocabulary of ", model_.vocab_size)),
+                        "INVALID_TOKEN_ID");
+    }
+    return tokenizer_->Decode(ids, !keep_special);
+  }
+
+  absl::StatusOr<ShareReply> SetCpuShare(const ShareUpdate& update) override {
+    return share_->Offer(update);
+  }
+  ShareState share() const override { return share_->State(); }
+  roofline::MachineProfile machine_profile() const override { return profile_; }
+  absl::Status SetLinkPace(double bytes_per_s) override {
+    return device_->SetLinkPace(bytes_per_s);
+  }
+  EngineState state() const override { return loop_->state(); }
+
+  void StartDrain() override {
+    absl::MutexLock lock(&mutex_);
+    draining_ = true;
+  }
+  bool AwaitIdle(absl::Duration timeout) override {
+    absl::MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout(absl::Condition(
+                                       +[](EngineImpl* e) ABSL_EXCLUSIVE_LOCKS_REQUIRED(e->mutex_) {
+                                         return e->in_flight_.empty();
+                                       },
+                                       this),
+                                   timeout);
+  }
+  void Stop() override {
+    StartDrain();
+    if (loop_.has_value()) loop_->Stop();
+  }
+  absl::Time last_heartbeat() const override { return loop_->last_heartbeat(); }
+
+ private:
+  struct InFlight {
+    std::string name;
+    std::shared_ptr<RequestControl> control;
+  };
+
+  absl::Status CheckTokenizer(absl::StatusCode code) const {
+    if (tokenizer_ != nullptr) return absl::OkStatus();
+    return WithReason(absl::Status(code, "this checkpoint has no tokenizer"), "NO_TOKENIZER");
+  }
+
+  absl::Status CheckOpen(const std::string& request_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (draining_) {
+      return WithReason(absl::UnavailableError("the worker is shutting down"), "DRAINING");
+    }
+    const EngineState state = loop_->state();
+    if (!state.health.ok()) {
+      return WithReason(absl::UnavailableError(state.health.message()), "ENGINE_FAILED");
+    }
+    if (!request_id.empty() && by_name_.contains(request_id)) {
+      return WithReason(
+          absl::AlreadyExistsError(absl::StrCat("request_id '", request_id, "' is in flight")),
+          "DUPLICATE_REQUEST_ID");
+    }
+    const int64_t limit = int64_t{model_.max_queue} + model_.max_sequences;
+    const int64_t waiting = static_cast<int64_t>(in_flight_.size()) - state.running_requests;
+    if (waiting >= model_.max_queue || static_cast<int64_t>(in_flight_.size()) >= limit) {
+      return WithReason(absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", waiting,
+                                                                  " requests wait, at most ",
+                                                                  model_.max_queue, " may")),
+                        "QUEUE_FULL");
+    }
+    return absl::OkStatus();
+  }
+
+  void Forget(const ActiveRequest& request) {
+    absl::MutexLock lock(&mutex_);
+    in_flight_.erase(request.id());
+    by_name_.erase(request.request_id());
+  }
+
+  absl::Status Profile() {
+    const EngineOptions& options = loaded_.sized.options;
+    if (options.machine_profile.has_value()) {
+      profile_ = *options.machine_profile;
+      return profile_.Validate();
+    }
+    const KvGeometry geometry = model::GeometryOf(loaded_.config, options.kv_dtype);
+    absl::StatusOr<roofline::MachineProfile> probed =
+        ProbeRates(*device_, {.geometry = geometry,
+                              .query_group = loaded_.config.num_heads / geometry.num_kv_heads,
+                              .num_workers = options.cpu_workers});
+    RETURN_IF_ERROR(probed.status());
+    profile_ = *probed;
+    profile_.host_budget_bytes = options.host_budget_bytes;
+    Log(LogLevel::kInfo, "rates probed, bytes per second",
+        {{"cpu_alone", profile_.rates.cpu_alone},
+         {"cpu_with_link", profile_.rates.cpu_with_link},
+         {"link_alone", profile_.rates.link_alone},
+         {"link_with_cpu", profile_.rates.link_with_cpu},
+         {"cpu_workers", options.cpu_workers},
+         {"isa", std::string(CpuIsaName(ActiveCpuIsa()))}});
+    return absl::OkStatus();
+  }
+
+  // What is in force without a controller: the start-up rates, and no dense time yet.
+  roofline::ShareTable StartUpTable() const {
+    roofline::TableSpec spec;
+    spec.rates = profile_.rates;
+    spec.handoff_seconds = profile_.handoff_per_layer_seconds * loaded_.config.num_layers;
+    spec.max_spilled_bytes = static_cast<uint64_t>(
+        std::max<int64_t>(loaded_.sized.plan.host_total_bytes, int64_t{1} << 20));
+    return roofline::BuildShareTable(spec);
+  }
+
+  LoadedModel loaded_;
+  ModelInfo model_;
+  roofline::MachineProfile profile_;
+  std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
+  // In the order of use: each needs those before it.
+  std::unique_ptr<device::CpuDevice> device_;
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<model::DeviceWeights> weights_;
+  std::unique_ptr<ModelRunner> runner_;
+  mutable std::optional<CpuShareSlot> share_;
+  std::optional<StepLoop> loop_;
+
+  absl::Mutex mutex_;
+  RequestId next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::flat_hash_map<RequestId, InFlight> in_flight_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, RequestId> by_name_ ABSL_GUARDED_BY(mutex_);
+  std::mt19937_64 seeds_ ABSL_GUARDED_BY(mutex_){std::random_device{}()};
+};
+
+}  // namespace
+
+absl::StatusOr<MemoryPlan> Engine::Plan(const EngineOptions& options) {
+  ASSIGN_OR_RETURN(const LoadedModel loaded, LoadAndPlan(options));
+  return loaded.sized.plan;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                       EngineObserver* observer) {
+  ASSIGN_OR_RETURN(LoadedModel loaded, LoadAndPlan(options));
+  auto engine = std::make_unique<EngineImpl>(std::move(loaded));
+  RETURN_IF_ERROR(engine->Start(observer));
+  return engine;
+}
+
+}  // namespace writescope::runtime

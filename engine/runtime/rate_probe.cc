@@ -1,0 +1,135 @@
+#include "engine/runtime/rate_probe.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+#include "engine/kernels/attention_partial.h"
+
+namespace writescope::runtime {
+namespace {
+
+constexpr int64_t kHostBytes = 8 * kMiB;
+constexpr int64_t kCopyBytes = 256 * kKiB;
+constexpr int64_t kDeviceBytes = 2 * kMiB;
+
+// Attends to all blocks of the buffer, over and over, until told to stop.
+class CpuLoad {
+ public:
+  CpuLoad(const RateProbeOptions& options, const std::byte* memory)
+      : options_(options), memory_(memory) {}
+
+  // Bytes attended to by one thread until `stop`.
+  int64_t Run(const std::atomic<bool>& stop, int64_t first_block) const {
+    const KvGeometry& kv = options_.geometry;
+    const size_t rows = static_cast<size_t>(options_.query_group);
+    std::vector<float> q(static_cast<size_t>(kv.k_dim)), o(rows * static_cast<size_t>(kv.v_dim));
+    std::vector<float> m(rows, kernels::kEmptyLse), l(rows);
+    std::vector<const float*> q_rows(rows, q.data());
+    std::vector<float*> o_rows, m_rows, l_rows;
+    for (size_t row = 0; row < rows; ++row) {
+      o_rows.push_back(&o[row * static_cast<size_t>(kv.v_dim)]);
+      m_rows.push_back(&m[row]);
+      l_rows.push_back(&l[row]);
+    }
+    const int64_t num_blocks = kHostBytes / kv.block_bytes();
+    const kernels::AttentionVariant& variant = kernels::ActiveAttentionVariant();
+    int64_t bytes = 0;
+    for (int64_t i = first_block; !stop.load(std::memory_order_relaxed); ++i) {
+      for (int head = 0; head < kv.num_kv_heads; ++head) {
+        const std::byte* k = memory_ + (i % num_blocks) * kv.block_bytes() + head * kv.head_bytes();
+        const kernels::KvHeadBlock block{
+            .k = k, .v = k + kv.k_plane_bytes(), .num_tokens = kBlockTokens, .first_position = 0};
+        variant.run({.k_dim = kv.k_dim,
+                     .v_dim = kv.v_dim,
+                     .value_in_key = kv.value_in_key,
+                     .dtype = kv.dtype,
+                     .blocks = {&block, 1},
+                     .num_rows = options_.query_group,
+                     .q = q_rows.data(),
+                     .o = o_rows.data(),
+                     .m = m_rows.data(),
+                     .l = l_rows.data()});
+      }
+      bytes += kv.block_bytes();
+    }
+    return bytes;
+  }
+
+ private:
+  const RateProbeOptions& options_;
+  const std::byte* memory_;
+};
+
+struct Measured {
+  double cpu_bytes_per_s = 0;
+  double link_bytes_per_s = 0;
+};
+
+Measured Measure(device::Device& device, const RateProbeOptions& options, const CpuLoad& load,
+                 const std::byte* host, std::byte* on_device, bool cpu, bool link) {
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> cpu_bytes{0};
+  std::vector<std::thread> threads;
+  const double began_s = device::NowSeconds();
+  for (int i = 0; cpu && i < options.num_workers; ++i) {
+    threads.emplace_back([&, i] { cpu_bytes += load.Run(stop, i * 7); });
+  }
+  int64_t link_bytes = 0;
+  device::Queue& queue = device.upload();
+  device::Event last;
+  while (device::NowSeconds() - began_s < options.seconds) {
+    if (!link) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      continue;
+    }
+    const device::Event before = last;
+    queue.Copy(on_device + link_bytes % kDeviceBytes, host + link_bytes % kHostBytes, kCopyBytes);
+    last = queue.Record();
+    link_bytes += kCopyBytes;
+    // Two in flight, as the pump keeps them.
+    if (!before.Wait(absl::Seconds(10)).ok()) break;
+  }
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+  const double cpu_s = device::NowSeconds() - began_s;
+  last.Wait(absl::Seconds(10)).IgnoreError();
+  const double link_s = device::NowSeconds() - began_s;
+  return {.cpu_bytes_per_s = static_cast<double>(cpu_bytes.load()) / cpu_s,
+          .link_bytes_per_s = static_cast<double>(link_bytes) / link_s};
+}
+
+}  // namespace
+
+absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
+                                                    const RateProbeOptions& options) {
+  ASSIGN_OR_RETURN(device::Buffer host,
+                   device.AllocateHost(std::max(kHostBytes, options.geometry.block_bytes()),
+                                       device::HostMemory::kPageLocked, "rate probe"));
+  ASSIGN_OR_RETURN(device::Buffer on_device, device.AllocateDevice(kDeviceBytes, "rate probe"));
+  const CpuLoad load(options, host.data());
+  const auto measure = [&](bool cpu, bool link) {
+    return Measure(device, options, load, host.data(), on_device.data(), cpu, link);
+  };
+  const Measured cpu = measure(true, false);
+  const Measured link = measure(false, true);
+  const Measured both = measure(true, true);
+  roofline::MachineProfile profile;
+  profile.name = device.name();
+  profile.measured = true;
+  profile.source = "measured by the worker at start";
+  profile.rates.cpu_alone = cpu.cpu_bytes_per_s;
+  profile.rates.cpu_with_link = std::min(both.cpu_bytes_per_s, cpu.cpu_bytes_per_s);
+  profile.rates.link_alone = link.link_bytes_per_s;
+  profile.rates.link_with_cpu = std::min(both.link_bytes_per_s, link.link_bytes_per_s);
+  profile.rates.device = cpu.cpu_bytes_per_s;
+  profile.cpu_workers = options.num_workers;
+  profile.device_budget_bytes = device.device_budget_bytes();
+  return profile;
+}
+
+}  // namespace writescope::runtime

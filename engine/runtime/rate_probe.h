@@ -1,0 +1,27 @@
+// Measures, at start, the rates that the roofline needs: CPU attention and the link, alone and
+// together.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/base/tile_layout.h"
+#include "engine/device/device.h"
+#include "engine/roofline/machine_profile.h"
+
+namespace writescope::runtime {
+
+struct RateProbeOptions {
+  KvGeometry geometry;
+  int query_group = 1;  // Query heads of a KV head
+  int num_workers = 1;
+  double seconds = 0.03;  // Of each of the three measurements
+};
+
+// Attends to blocks of a scratch buffer in host memory with the workers' kernel, and copies them
+// over the link, first alone, then both at once. Takes about four times `seconds` and 8 MiB of host
+// and 2 MiB of device memory, which it gives back.
+absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
+                                                    const RateProbeOptions& options);
+
+}  // namespace writescope::runtime

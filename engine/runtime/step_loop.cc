@@ -1,0 +1,328 @@
+#include "engine/runtime/step_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/check.h"
+#include "engine/base/log.h"
+#include "engine/runtime/error_reason.h"
+#include "engine/runtime/scheduler.h"
+
+namespace writescope::runtime {
+namespace {
+
+// How long the idle loop sleeps at most; deadlines and progress messages are looked at this often.
+constexpr absl::Duration kIdleWait = absl::Milliseconds(100);
+
+}  // namespace
+
+StepLoop::StepLoop(const EngineOptions& options, ModelRunner& runner, device::Device& device,
+                   CpuShareSlot& share, const roofline::Rates& rates, EngineObserver* observer,
+                   std::function<void(const ActiveRequest&)> on_end)
+    : options_(options),
+      runner_(runner),
+      device_(device),
+      share_(share),
+      rates_(rates),
+      observer_(observer),
+      on_end_(std::move(on_end)) {
+  state_.cpu_workers = runner_.attention().num_workers();
+  state_.cut = options_.cut;
+  Beat();
+  PublishState();
+}
+
+StepLoop::~StepLoop() { Stop(); }
+
+void StepLoop::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+bool StepLoop::Post(std::unique_ptr<ActiveRequest>& request) {
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return false;
+  inbox_.push_back(std::move(request));
+  wake_ = true;
+  return true;
+}
+
+void StepLoop::Wake() {
+  absl::MutexLock lock(&mutex_);
+  wake_ = true;
+}
+
+void StepLoop::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+    wake_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+EngineState StepLoop::state() const {
+  absl::MutexLock lock(&mutex_);
+  EngineState state = published_;
+  state.waiting_requests += static_cast<int>(inbox_.size());
+  return state;
+}
+
+void StepLoop::Beat() {
+  heartbeat_ns_.store(absl::ToUnixNanos(clock_.Now()), std::memory_order_relaxed);
+}
+
+void StepLoop::Run() {
+  while (true) {
+    Beat();
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stop_) break;
+      wake_ = false;
+    }
+    TakeInbox();
+    EndAskedFor();
+    ResumePaused();
+    Admit();
+    const bool ran = RunChosenStep();
+    FinishEnded();
+    ReportProgress();
+    PublishState();
+    if (!state_.health.ok()) break;
+    if (!ran) {
+      absl::MutexLock lock(&mutex_);
+      mutex_.AwaitWithTimeout(absl::Condition(&wake_), kIdleWait);
+    }
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+  }
+  TakeInbox();
+  EndAll(state_.health.ok()
+             ? WithReason(absl::UnavailableError("the worker is shutting down"), "DRAINING")
+             : WithReason(absl::UnavailableError(state_.health.message()), "ENGINE_FAILED"));
+  PublishState();
+}
+
+void StepLoop::TakeInbox() {
+  absl::MutexLock lock(&mutex_);
+  for (std::unique_ptr<ActiveRequest>& request : inbox_) waiting_.push_back(std::move(request));
+  inbox_.clear();
+}
+
+std::optional<absl::Status> StepLoop::ReasonToEnd(ActiveRequest& request, absl::Time now) {
+  if (request.control().cancelled.load(std::memory_order_acquire)) {
+    return WithReason(absl::CancelledError("the client cancelled the request"), "CANCELLED");
+  }
+  if (request.slow_reader()) {
+    return WithReason(absl::ResourceExhaustedError(
+                          "the client reads its answer too slowly; the request was ended"),
+                      "SLOW_CONSUMER");
+  }
+  if (now > request.request().deadline) {
+    request.control().AskEnd(request.control().cancelled, request.request().deadline);
+    return WithReason(absl::DeadlineExceededError("the client's deadline has passed"),
+                      "DEADLINE_EXCEEDED");
+  }
+  if (request.control().aborted.load(std::memory_order_acquire)) {
+    request.SetFinish({.reason = FinishReason::kAborted});
+    return absl::OkStatus();
+  }
+  if (now - request.submitted_at() > options_.request_time_limit) {
+    request.SetFinish({.reason = FinishReason::kTimeLimit});
+    return absl::OkStatus();
+  }
+  return std::nullopt;
+}
+
+void StepLoop::EndAskedFor() {
+  const absl::Time now = clock_.Now();
+  for (std::unique_ptr<ActiveRequest>& request : running_) {
+    if (const auto reason = ReasonToEnd(*request, now)) errors_[request->id()] = *reason;
+  }
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    if (const auto reason = ReasonToEnd(**it, now)) {
+      End(**it, *reason);
+      it = waiting_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  FinishEnded();
+}
+
+int64_t StepLoop::Pending(const ActiveRequest& request) const {
+  return request.num_tokens() - runner_.cache().length(request.slot);
+}
+
+void StepLoop::Admit() {
+  while (!waiting_.empty()) {
+    ActiveRequest& request = *waiting_.front();
+    const int64_t expected = CeilDiv(request.expected_tokens(), kBlockTokens);
+    const int64_t reusable =
+        request.request().prompt_logprobs.has_value()
+            ? 0
+            : runner_.cache().HeldPrefixBlocks(request.tokens(), request.num_tokens() - 1);
+    // A lone request is let in whatever it hopes for: its prompt fits, and there is nobody to wait
+    // for.
+    const bool fits = expected - reusable <= runner_.cache().UnpromisedBlocks();
+    if (!fits && !running_.empty()) return;
+    const int slot = runner_.cache().AddSequence(expected);
+    if (slot < 0) return;
+    request.slot = slot;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+void StepLoop::ResumePaused() {
+  const auto paused = std::find_if(running_.begin(), running_.end(),
+                                   [](const auto& request) { return request->paused; });
+  if (paused == running_.end()) return;
+  const bool alone = std::none_of(running_.begin(), running_.end(),
+                                  [](const auto& request) { return !request->paused; });
+  // With room for a block of every running sequence it would not be paused again at once.
+  if (alone || runner_.cache().FreeBlocks() > static_cast<int64_t>(running_.size())) {
+    (*paused)->paused = false;
+  }
+}
+
+void StepLoop::StartPrompt(ActiveRequest& request) {
+  request.matched_prefix = true;
+  request.prefill_started_at = std::max(request.prefill_started_at, clock_.Now());
+  // Cached positions would have no logits to report.
+  if (request.request().prompt_logprobs.has_value()) return;
+  const int64_t cached =
+      runner_.cache().MatchPrefix(request.slot, request.tokens(), request.num_tokens() - 1);
+  request.usage().cached_prompt_tokens = std::min(cached, request.prompt_tokens());
+  const int64_t on_device = runner_.cache().DeviceTokens(request.slot);
+  state_.prefix_query_tokens_total += request.num_tokens();
+  state_.prefix_hit_tokens_device_total += on_device;
+  state_.prefix_hit_tokens_host_total += cached - on_device;
+}
+
+bool StepLoop::RunChosenStep() {
+  std::vector<ActiveRequest*> candidates;
+  std::vector<SchedulableSequence> sequences;
+  bool behind_long_prompt = false;
+  for (std::unique_ptr<ActiveRequest>& request : running_) {
+    if (request->paused) continue;
+    if (!request->matched_prefix) {
+      // Starting now, it might read a prompt that the one before it is just making available.
+      if (behind_long_prompt) continue;
+      StartPrompt(*request);
+    }
+    candidates.push_back(request.get());
+    sequences.push_back({.pending = Pending(*request)});
+    behind_long_prompt |= sequences.back().pending > options_.prefill_chunk_tokens;
+  }
+  const StepChoice choice = ChooseStep(sequences, options_.prefill_chunk_tokens, last_was_prefill_);
+  if (choice.kind == StepChoice::Kind::kIdle) return false;
+  std::vector<ActiveRequest*> requests;
+  std::vector<int64_t> num_tokens;
+  for (const StepChoice::Part& part : choice.parts) {
+    requests.push_back(candidates[part.index]);
+    num_tokens.push_back(part.num_tokens);
+  }
+  last_was_prefill_ = choice.kind == StepChoice::Kind::kPrefill;
+  if (last_was_prefill_) {
+    RunPrefill(requests, num_tokens);
+  } else {
+    RunDecode(requests);
+  }
+  return true;
+}
+
+void StepLoop::FinishEnded() {
+  for (auto it = running_.begin(); it != running_.end();) {
+    ActiveRequest& request = **it;
+    const auto error = errors_.find(request.id());
+    if (error == errors_.end() && !request.finish().has_value()) {
+      ++it;
+      continue;
+    }
+    End(request, error == errors_.end() ? absl::OkStatus() : error->second);
+    it = running_.erase(it);
+  }
+  errors_.clear();
+}
+
+void StepLoop::End(ActiveRequest& request, const absl::Status& status) {
+  PlacementReport placement = request.placement();
+  if (request.slot >= 0 && runner_.Ok()) {
+    const kvcache::SequencePlacement bytes = runner_.cache().Placement(request.slot);
+    placement.device_bytes = bytes.bytes[static_cast<size_t>(kvcache::RegionKind::kDevice)];
+    placement.stream_bytes = bytes.bytes[static_cast<size_t>(kvcache::RegionKind::kStream)];
+    placement.swing_bytes = bytes.bytes[static_cast<size_t>(kvcache::RegionKind::kSwing)];
+    placement.host_bytes = bytes.bytes[static_cast<size_t>(kvcache::RegionKind::kHost)];
+    runner_.cache().RemoveSequence(request.slot);
+    request.slot = -1;
+  }
+  if (status.ok()) {
+    state_.prompt_tokens_total += request.usage().prompt_tokens;
+    state_.generated_tokens_total += request.usage().generated_tokens;
+  }
+  const RequestTimes times = request.Times(status, clock_.Now());
+  Log(LogLevel::kInfo, "request ended",
+      {{"request_id", request.request_id()},
+       {"status", absl::StatusCodeToString(status.code())},
+       {"reason", ErrorReason(status)},
+       {"prompt_tokens", times.usage.prompt_tokens},
+       {"cached_tokens", times.usage.cached_prompt_tokens},
+       {"generated_tokens", times.usage.generated_tokens},
+       {"seconds", times.total_seconds}});
+  on_end_(request);
+  request.Complete(status, placement);
+  if (observer_ != nullptr) observer_->OnRequestDone(times);
+}
+
+void StepLoop::ReportProgress() {
+  const absl::Time now = clock_.Now();
+  for (std::unique_ptr<ActiveRequest>& request : running_) {
+    if (request->slot < 0) continue;
+    request->ReportProgress(runner_.cache().length(request->slot), 0, options_.progress_interval,
+                            now);
+  }
+  int64_t position = 1;
+  for (std::unique_ptr<ActiveRequest>& request : waiting_) {
+    request->ReportProgress(0, position++, options_.progress_interval, now);
+  }
+}
+
+void StepLoop::FailEngine(const absl::Status& status) {
+  Log(LogLevel::kError, "the engine cannot go on", {{"status", status.ToString()}});
+  state_.health = status;
+}
+
+void StepLoop::EndAll(const absl::Status& status) {
+  for (std::unique_ptr<ActiveRequest>& request : running_) End(*request, status);
+  for (std::unique_ptr<ActiveRequest>& request : waiting_) End(*request, status);
+  running_.clear();
+  waiting_.clear();
+}
+
+void StepLoop::PublishState() {
+  state_.running_requests = static_cast<int>(running_.size());
+  state_.waiting_requests = static_cast<int>(waiting_.size());
+  state_.regions.clear();
+  const kvcache::BlockTable& blocks = runner_.cache().blocks();
+  const int64_t unit_bytes = blocks.geometry().block_bytes() * blocks.num_layers();
+  for (const kvcache::RegionUsage& usage : blocks.Usage()) {
+    state_.regions.push_back({.region = static_cast<RegionName>(usage.region),
+                              .capacity_bytes = usage.capacity * unit_bytes,
+                              .used_bytes = usage.used * unit_bytes,
+                              .cached_bytes = usage.cached * unit_bytes,
+                              .retained_bytes = usage.retained * unit_bytes,
+                              .page_locked = usage.region == kvcache::RegionKind::kStream ||
+                                             usage.region == kvcache::RegionKind::kSwing});
+  }
+  state_.moved_bytes_total = blocks.moved_bytes();
+  state_.download_bytes_total = runner_.cache().committed_bytes();
+  state_.link_simulated = device_.link().simulated;
+  state_.link_pace_bytes_per_s = device_.link().pace_bytes_per_s;
+  absl::MutexLock lock(&mutex_);
+  published_ = state_;
+}
+
+}  // namespace writescope::runtime

@@ -1,0 +1,113 @@
+// The engine thread: takes requests in, chooses and runs steps, gives tokens out.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "engine/base/clock.h"
+#include "engine/runtime/active_request.h"
+#include "engine/runtime/cpu_share_slot.h"
+#include "engine/runtime/engine.h"
+#include "engine/runtime/model_runner.h"
+
+namespace writescope::runtime {
+
+// Start, Post, Wake, Stop and state are thread-safe; everything else is the engine thread's.
+class StepLoop {
+ public:
+  // All references must outlive the loop. `on_end` is called by the engine thread when a request is
+  // gone.
+  StepLoop(const EngineOptions& options, ModelRunner& runner, device::Device& device,
+           CpuShareSlot& share, const roofline::Rates& rates, EngineObserver* observer,
+           std::function<void(const ActiveRequest&)> on_end);
+  ~StepLoop();
+
+  void Start();
+  // False once the loop has stopped or failed; the request is left with the caller then.
+  bool Post(std::unique_ptr<ActiveRequest>& request);
+  // Something of a request has changed (it was cancelled): look now.
+  void Wake();
+  // Ends every request with UNAVAILABLE, and the thread.
+  void Stop();
+  EngineState state() const;
+  absl::Time last_heartbeat() const {
+    return absl::FromUnixNanos(heartbeat_ns_.load(std::memory_order_relaxed));
+  }
+
+ private:
+  using Requests = std::vector<std::unique_ptr<ActiveRequest>>;
+
+  void Run();
+  void Beat();
+  void TakeInbox();
+  // Requests that were cancelled, aborted, are past their time, or whose reader is too slow.
+  void EndAskedFor();
+  std::optional<absl::Status> ReasonToEnd(ActiveRequest& request, absl::Time now);
+  void Admit();
+  void ResumePaused();
+  void StartPrompt(ActiveRequest& request);
+  bool RunChosenStep();
+  void RunPrefill(const std::vector<ActiveRequest*>& requests,
+                  const std::vector<int64_t>& num_tokens);
+  void RunDecode(const std::vector<ActiveRequest*>& requests);
+  void RunHybrid(const std::vector<ActiveRequest*>& requests,
+                 const std::vector<ActiveRequest*>& resident);
+  bool RunResident(const std::vector<ActiveRequest*>& requests);
+  // Resident sequences step inside a hybrid step, in time that would be idle.
+  void StepResidentBetween(std::vector<ActiveRequest*>& resident, double hybrid_began_s,
+                           double* resident_s, int* resident_steps,
+                           const std::function<bool()>& cpu_at_work);
+  attention::SharePlan ChooseShare(int batch_size, int64_t spilled_bytes, StepStats* stats);
+  void TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
+                  std::span<const float> logits);
+  // After a failed step: pauses, drops or fails what it takes to go on.
+  void HandleStepError(const std::vector<ActiveRequest*>& requests, const absl::Status& status,
+                       int full_slice);
+  void MakeRoom(const std::vector<ActiveRequest*>& requests);
+  void FinishEnded();
+  void End(ActiveRequest& request, const absl::Status& status);
+  void ReportStep(StepKind kind, int64_t prefill_tokens, const attention::AttentionStats& attention,
+                  double step_seconds, int batch_size, StepStats stats);
+  void ReportProgress();
+  void PublishState();
+  void FailEngine(const absl::Status& status);
+  void EndAll(const absl::Status& status);
+  int64_t Pending(const ActiveRequest& request) const;
+
+  const EngineOptions options_;
+  ModelRunner& runner_;
+  device::Device& device_;
+  CpuShareSlot& share_;
+  const roofline::Rates rates_;  // For predictions
+  EngineObserver* const observer_;
+  const std::function<void(const ActiveRequest&)> on_end_;
+  Clock& clock_ = Clock::Real();
+
+  mutable absl::Mutex mutex_;
+  Requests inbox_ ABSL_GUARDED_BY(mutex_);
+  bool wake_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // Nothing enters any more
+  EngineState published_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<int64_t> heartbeat_ns_{0};
+
+  // Engine thread.
+  std::deque<std::unique_ptr<ActiveRequest>> waiting_;
+  Requests running_;  // In order of arrival; paused ones among them
+  absl::flat_hash_map<RequestId, absl::Status> errors_;  // Of requests that end after this step
+  EngineState state_;
+  bool last_was_prefill_ = false;
+  bool hybrid_running_ = false;  // Inside ModelRunner::Run of a decode step
+  double dense_s_ = 0;           // D of recent hybrid steps, smoothed
+  std::thread thread_;
+};
+
+}  // namespace writescope::runtime
