@@ -44,6 +44,8 @@ struct Flags {
   std::string request_time_limit = "inf";
   std::string progress_interval = "1s";
   std::string max_request_size = "64MiB";
+  std::string stream_buffer = "1MiB";
+  std::string stream_stall_limit = "10s";
   std::string drain_timeout = "2m";
   std::string shutdown_grace = "5s";
   std::string stall_limit = "2m";
@@ -120,11 +122,18 @@ void AddServiceOptions(CLI::App& app, Flags& flags) {
   app.add_option("--control-listen", flags.control_listen,
                  "WorkerControlService: host:port or unix:path; not for clients")
       ->group("Service");
-  app.add_option("--metrics-listen", flags.metrics_listen, "Prometheus metrics: host:port")
+  app.add_option("--metrics-listen", flags.metrics_listen,
+                 "Prometheus metrics: host:port; empty: none")
       ->group("Service");
   app.add_option("--worker-id", flags.worker_id, "Default: host name and process id")
       ->group("Service");
   app.add_option("--max-request-size", flags.max_request_size, "Larger messages are refused")
+      ->group("Service");
+  app.add_option("--stream-buffer", flags.stream_buffer,
+                 "A client this far behind its stream loses it (SLOW_CONSUMER)")
+      ->group("Service");
+  app.add_option("--stream-stall-limit", flags.stream_stall_limit,
+                 "And is cut off if it has not read the rest by then")
       ->group("Service");
   app.add_option("--max-connection-age", flags.max_connection_age,
                  "Then clients are asked to connect anew")
@@ -269,7 +278,9 @@ absl::StatusOr<WorkerConfig> Check(const Flags& flags) {
   RETURN_IF_ERROR(CheckEngine(flags, &config.engine));
   RETURN_IF_ERROR(CheckAddress("--listen", flags.listen, true));
   RETURN_IF_ERROR(CheckAddress("--control-listen", flags.control_listen, true));
-  RETURN_IF_ERROR(CheckAddress("--metrics-listen", flags.metrics_listen, false));
+  if (!flags.metrics_listen.empty()) {
+    RETURN_IF_ERROR(CheckAddress("--metrics-listen", flags.metrics_listen, false));
+  }
   config.listen = flags.listen;
   config.control_listen = flags.control_listen;
   config.metrics_listen = flags.metrics_listen;
@@ -280,6 +291,10 @@ absl::StatusOr<WorkerConfig> Check(const Flags& flags) {
     return absl::InvalidArgumentError(absl::StrCat("--max-request-size: ", config.max_request_bytes,
                                                    " bytes are not in [1MiB, 1GiB]"));
   }
+  RETURN_IF_ERROR(
+      Take("--stream-buffer", ParseByteSize(flags.stream_buffer), &config.stream_buffer_bytes));
+  RETURN_IF_ERROR(Take("--stream-stall-limit", ParseTimeSpan(flags.stream_stall_limit),
+                       &config.stream_stall_limit));
   RETURN_IF_ERROR(
       Take("--drain-timeout", ParseTimeSpan(flags.drain_timeout), &config.drain_timeout));
   RETURN_IF_ERROR(

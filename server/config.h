@@ -20,6 +20,9 @@ struct WorkerConfig {
   std::string metrics_listen = "127.0.0.1:9464";
   std::string worker_id;  // Empty: host name and process id
   int64_t max_request_bytes = int64_t{64} << 20;
+  // A client further behind than this loses its stream, and after the limit its connection.
+  int64_t stream_buffer_bytes = kMiB;
+  absl::Duration stream_stall_limit = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(120);
   absl::Duration shutdown_grace = absl::Seconds(5);
   absl::Duration stall_limit = absl::Seconds(120);

@@ -18,6 +18,8 @@ namespace {
 constexpr int kPoolThreads = 2;
 constexpr size_t kPoolQueue = 1024;
 constexpr int kHardStallFactor = 5;
+// For connections to close; no stream of a client is left by then.
+constexpr absl::Duration kPortGrace = absl::Milliseconds(250);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(50);
 
 std::string DefaultWorkerId() {
@@ -45,7 +47,8 @@ Worker::Worker(WorkerConfig config) : config_(std::move(config)), pool_(kPoolThr
       &slot_, metrics_.get(), &pool_, &pump_,
       GenerationServiceOptions{
           .max_request_bytes = static_cast<uint64_t>(config_.max_request_bytes),
-          .stream = {},
+          .stream = {.max_queued_bytes = static_cast<size_t>(config_.stream_buffer_bytes),
+                     .max_stall = config_.stream_stall_limit},
           .version = kVersion});
   control_ = std::make_unique<ControlServiceImpl>(
       &slot_, metrics_.get(), &pump_,
@@ -67,7 +70,9 @@ absl::Status Worker::Listen() {
   ASSIGN_OR_RETURN(generation_server_, GrpcServer::Create(options, {generation_.get()}));
   options.listen = config_.control_listen;
   ASSIGN_OR_RETURN(control_server_, GrpcServer::Create(options, {control_.get()}));
-  ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Create(config_.metrics_listen, metrics_));
+  if (!config_.metrics_listen.empty()) {
+    ASSIGN_OR_RETURN(metrics_server_, MetricsServer::Create(config_.metrics_listen, metrics_));
+  }
   // The control server answers for readiness too, so that a sidecar needs one address only.
   SetGenerationServing(false);
   control_server_->SetServing(kControlServiceName, true);
@@ -150,8 +155,8 @@ void Worker::Drain(const std::function<bool()>& keep_waiting) {
     absl::SleepFor(absl::Milliseconds(10));
   // Second phase: the ports close.
   control_->CloseWatchers();
-  generation_server_->Shutdown(absl::Seconds(1));
-  control_server_->Shutdown(absl::Seconds(1));
+  generation_server_->Shutdown(kPortGrace);
+  control_server_->Shutdown(kPortGrace);
   metrics_server_.reset();
   pool_.Stop();
   slot_.Set(nullptr);

@@ -35,7 +35,10 @@ class Worker final : public runtime::EngineObserver {
   absl::Status Listen();
   std::string generation_address() const { return generation_server_->address(); }
   std::string control_address() const { return control_server_->address(); }
-  std::string metrics_address() const { return metrics_server_->address(); }
+  // Empty when metrics are not served.
+  std::string metrics_address() const {
+    return metrics_server_ == nullptr ? "" : metrics_server_->address();
+  }
 
   // Makes the engine and, when it is ready, serves.
   absl::Status Load(const EngineFactory& make_engine);
@@ -50,6 +53,8 @@ class Worker final : public runtime::EngineObserver {
   void Drain(const std::function<bool()>& keep_waiting);
 
   EngineSlot& slot() { return slot_; }
+  // Generate calls that have not ended.
+  int active_calls() const { return generation_->active_calls(); }
   const WorkerMetrics& metrics() const { return *metrics_; }
 
  private:

@@ -326,14 +326,10 @@ void FakeEngine::StepAll() {
     state_.last_decode_step = stats;
   }
   if (observer_ != nullptr) observer_->OnStep(stats);
-  for (const auto& running : batch) {
-    if (!Step(*running)) continue;
-    absl::MutexLock lock(&mutex_);
-    std::erase(requests_, running);
-  }
+  for (const auto& running : batch) Step(*running);
 }
 
-bool FakeEngine::Step(Running& running) {
+void FakeEngine::Step(Running& running) {
   bool cancelled = false;
   bool aborted = false;
   {
@@ -343,13 +339,14 @@ bool FakeEngine::Step(Running& running) {
   }
   if (cancelled) {
     Done(running, WithReason(absl::CancelledError("cancelled"), "CANCELLED"), std::nullopt);
-    return true;
+    return;
   }
   runtime::GenerateEvent event;
   event.usage.prompt_tokens = running.prompt_tokens;
   if (++running.steps <= fake_.prefill_steps && !aborted) {
-    event.progress = {.tokens_done = running.prompt_tokens * running.steps / fake_.prefill_steps,
-                      .tokens_total = running.prompt_tokens};
+    runtime::PromptProgress& progress = event.progress.emplace();
+    progress.tokens_done = running.prompt_tokens * running.steps / fake_.prefill_steps;
+    progress.tokens_total = running.prompt_tokens;
   }
   const int64_t max_tokens = running.request.stopping.max_tokens.value_or(fake_.default_max_tokens);
   if (!event.progress.has_value() && !aborted && running.generated < max_tokens) {
@@ -368,7 +365,7 @@ bool FakeEngine::Step(Running& running) {
     reason = runtime::FinishReason::kMaxTokens;
   }
   if (reason.has_value()) {
-    event.finish = {.reason = *reason};
+    event.finish.emplace().reason = *reason;
     event.placement = {.gpu_resident_tokens = 10, .gpu_streamed_tokens = 20, .cpu_tokens = 30};
   }
   if (observer_ != nullptr && running.generated > 1) {
@@ -379,11 +376,9 @@ bool FakeEngine::Step(Running& running) {
     Done(running,
          WithReason(absl::ResourceExhaustedError("the reader is too slow"), "SLOW_CONSUMER"),
          std::nullopt);
-    return true;
+    return;
   }
-  if (!reason.has_value()) return false;
-  Done(running, absl::OkStatus(), reason);
-  return true;
+  if (reason.has_value()) Done(running, absl::OkStatus(), reason);
 }
 
 bool FakeEngine::Emit(const Running& running, runtime::GenerateEvent event) {
@@ -393,6 +388,11 @@ bool FakeEngine::Emit(const Running& running, runtime::GenerateEvent event) {
 
 void FakeEngine::Done(const Running& running, const absl::Status& status,
                       std::optional<runtime::FinishReason> reason) {
+  {
+    // Before the client hears of it: it may use the id again.
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(requests_, [&](const auto& other) { return other.get() == &running; });
+  }
   if (observer_ != nullptr) {
     runtime::RequestTimes times;
     times.request_id = running.request.request_id;

@@ -90,8 +90,7 @@ class FakeEngine final : public runtime::Engine {
   runtime::ShareState ShareLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Loop();
   void StepAll();
-  // True when the request is over.
-  bool Step(Running& running);
+  void Step(Running& running);
   void Done(const Running& running, const absl::Status& status,
             std::optional<runtime::FinishReason> reason);
   bool Emit(const Running& running, runtime::GenerateEvent event);

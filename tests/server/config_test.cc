@@ -1,0 +1,154 @@
+#include "server/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace writescope::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::string> With(std::vector<std::string> more) {
+  std::vector<std::string> all = {"--model=/models/x", "--vram-budget=40MiB"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+TEST(WorkerConfig, DefaultsNeedOnlyModelAndBudget) {
+  const ParsedConfig parsed = ParseWorkerConfig(With({}));
+  ASSERT_TRUE(parsed.config.has_value()) << parsed.message;
+  EXPECT_EQ(parsed.config->engine.model_dir, "/models/x");
+  EXPECT_EQ(parsed.config->engine.vram_budget_bytes, 40 * kMiB);
+  EXPECT_EQ(parsed.config->listen, "127.0.0.1:50051");
+  EXPECT_EQ(parsed.config->engine.cut, runtime::CutMode::kMeet);
+  EXPECT_TRUE(parsed.config->engine.prefix_cache);
+  EXPECT_TRUE(parsed.config->engine.retention);
+}
+
+TEST(WorkerConfig, EveryFlagDoesSomething) {
+  const ParsedConfig parsed = ParseWorkerConfig(With({"--device=cpu",
+                                                      "--listen=0.0.0.0:1",
+                                                      "--control-listen=unix:/tmp/c.sock",
+                                                      "--metrics-listen=[::1]:9",
+                                                      "--worker-id=w",
+                                                      "--host-budget=1.5GiB",
+                                                      "--kv-dtype=f32",
+                                                      "--max-context=100",
+                                                      "--max-sequences=3",
+                                                      "--max-queue=5",
+                                                      "--prefill-chunk=64",
+                                                      "--ring-size=2MiB",
+                                                      "--workers=7",
+                                                      "--device-threads=2",
+                                                      "--cut=planned",
+                                                      "--share-interval=0.3,0.75",
+                                                      "--link-gbps=1.5",
+                                                      "--no-prefix-cache",
+                                                      "--no-retention",
+                                                      "--wait-limit=500ms",
+                                                      "--request-time-limit=1h",
+                                                      "--progress-interval=2s",
+                                                      "--max-request-size=2MiB",
+                                                      "--drain-timeout=7",
+                                                      "--shutdown-grace=3s",
+                                                      "--stall-limit=9s",
+                                                      "--stream-buffer=64KiB",
+                                                      "--stream-stall-limit=4s",
+                                                      "--max-connection-age=1m",
+                                                      "--max-connection-age-grace=2m",
+                                                      "--log-level=debug",
+                                                      "--plan-only"}));
+  ASSERT_TRUE(parsed.config.has_value()) << parsed.message;
+  const WorkerConfig& config = *parsed.config;
+  EXPECT_EQ(config.listen, "0.0.0.0:1");
+  EXPECT_EQ(config.control_listen, "unix:/tmp/c.sock");
+  EXPECT_EQ(config.metrics_listen, "[::1]:9");
+  EXPECT_EQ(config.worker_id, "w");
+  EXPECT_EQ(config.engine.host_budget_bytes, 3 * kGiB / 2);
+  EXPECT_EQ(config.engine.kv_dtype, KvDtype::kF32);
+  EXPECT_EQ(config.engine.max_context_tokens, 100);
+  EXPECT_EQ(config.engine.max_sequences, 3);
+  EXPECT_EQ(config.engine.max_queue, 5);
+  EXPECT_EQ(config.engine.prefill_chunk_tokens, 64);
+  EXPECT_EQ(config.engine.ring_bytes, 2 * kMiB);
+  EXPECT_EQ(config.engine.cpu_workers, 7);
+  EXPECT_EQ(config.engine.device_threads, 2);
+  EXPECT_EQ(config.engine.cut, runtime::CutMode::kPlanned);
+  EXPECT_EQ(config.engine.min_cpu_share, 0.3);
+  EXPECT_EQ(config.engine.max_cpu_share, 0.75);
+  EXPECT_EQ(config.engine.link_bytes_per_s, 1.5e9);
+  EXPECT_FALSE(config.engine.prefix_cache);
+  EXPECT_FALSE(config.engine.retention);
+  EXPECT_EQ(config.engine.wait_limit, absl::Milliseconds(500));
+  EXPECT_EQ(config.engine.request_time_limit, absl::Hours(1));
+  EXPECT_EQ(config.engine.progress_interval, absl::Seconds(2));
+  EXPECT_EQ(config.max_request_bytes, 2 * kMiB);
+  EXPECT_EQ(config.drain_timeout, absl::Seconds(7));
+  EXPECT_EQ(config.shutdown_grace, absl::Seconds(3));
+  EXPECT_EQ(config.stall_limit, absl::Seconds(9));
+  EXPECT_EQ(config.stream_buffer_bytes, 64 * kKiB);
+  EXPECT_EQ(config.stream_stall_limit, absl::Seconds(4));
+  EXPECT_EQ(config.max_connection_age, absl::Minutes(1));
+  EXPECT_EQ(config.max_connection_age_grace, absl::Minutes(2));
+  EXPECT_EQ(config.log_level, LogLevel::kDebug);
+  EXPECT_TRUE(config.plan_only);
+}
+
+TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
+  struct Case {
+    std::string flag;
+    std::string expected;
+  };
+  for (const Case& c :
+       {Case{"--device=cuda", "no CUDA device"}, Case{"--device=tpu", "'tpu'"},
+        Case{"--host-budget=12gib", "--host-budget: size '12gib'"}, Case{"--kv-dtype=fp8", "'fp8'"},
+        Case{"--cut=half", "'half'"}, Case{"--share-interval=0.9,0.1", "--share-interval"},
+        Case{"--link-gbps=-1", "-1"}, Case{"--max-sequences=0", "--max-sequences: 0"},
+        Case{"--workers=-2", "--workers: -2"}, Case{"--listen=nowhere", "'nowhere'"},
+        Case{"--listen=127.0.0.1:70000", "70000"},
+        Case{"--metrics-listen=unix:/tmp/x", "--metrics-listen"},
+        Case{"--drain-timeout=-1s", "--drain-timeout"}, Case{"--log-level=loud", "'loud'"},
+        Case{"--machine-profile=/no/such/file", "--machine-profile"},
+        Case{"--no-such-flag", "no-such-flag"}, Case{"--max-queue=many", "many"}}) {
+    const ParsedConfig parsed = ParseWorkerConfig(With({c.flag}));
+    EXPECT_FALSE(parsed.config.has_value()) << c.flag;
+    EXPECT_EQ(parsed.exit_code, 2) << c.flag;
+    EXPECT_THAT(parsed.message, HasSubstr(c.expected)) << c.flag;
+  }
+  EXPECT_THAT(ParseWorkerConfig({"--model=x"}).message, HasSubstr("--vram-budget is required"));
+  EXPECT_THAT(ParseWorkerConfig({"--vram-budget=1GiB"}).message, HasSubstr("--model is required"));
+}
+
+TEST(WorkerConfig, HelpAndVersionAreNoErrors) {
+  const ParsedConfig help = ParseWorkerConfig({"--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.message, HasSubstr("--vram-budget"));
+  const ParsedConfig version = ParseWorkerConfig({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.message, HasSubstr("writescope-worker "));
+}
+
+TEST(WorkerConfig, PrintedConfigReadsBack) {
+  const ParsedConfig printed = ParseWorkerConfig(
+      With({"--cut=planned", "--max-queue=9", "--no-retention", "--print-config"}));
+  EXPECT_EQ(printed.exit_code, 0);
+  EXPECT_FALSE(printed.config.has_value());
+  const std::string path = ::testing::TempDir() + "/worker.toml";
+  std::ofstream(path) << printed.message;
+  const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+  std::remove(path.c_str());
+  ASSERT_TRUE(read.config.has_value()) << read.message << "\nof\n" << printed.message;
+  EXPECT_EQ(read.config->engine.cut, runtime::CutMode::kPlanned);
+  EXPECT_EQ(read.config->engine.max_queue, 9);
+  EXPECT_FALSE(read.config->engine.retention);
+  EXPECT_TRUE(read.config->engine.prefix_cache);
+  EXPECT_EQ(read.config->engine.vram_budget_bytes, 40 * kMiB);
+}
+
+}  // namespace
+}  // namespace writescope::server

@@ -1,0 +1,129 @@
+// Clients that read slowly, not at all, or ping a silent stream.
+#include "server/grpc_server.h"
+#include "tests/server/worker_fixture.h"
+
+namespace writescope::server {
+namespace {
+
+using grpc::StatusCode;
+
+class StreamLimitsTest : public WorkerFixture {
+ protected:
+  void StartWithLongMessages() {
+    testing::FakeEngineOptions fake;
+    fake.step = absl::Microseconds(200);
+    fake.words = {std::string(64 << 10, 'w')};
+    Start(fake, [](WorkerConfig& config) {
+      config.stream_buffer_bytes = 256 << 10;
+      config.stream_stall_limit = absl::Seconds(1);
+    });
+  }
+  v1::GenerateRequest LongRequest(const std::string& id) {
+    v1::GenerateRequest request = TextRequest("x", id);
+    request.mutable_stopping()->set_max_tokens(100'000);
+    return request;
+  }
+};
+
+TEST_F(StreamLimitsTest, SlowReaderLosesItsStreamAndIsToldWhy) {
+  StartWithLongMessages();
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto reader = generation_->Generate(&context, LongRequest("slow"));
+  v1::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  ASSERT_TRUE(Eventually([&] { return engine_->slow_consumers() == 1; }));
+  while (reader->Read(&message)) {
+  }
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_EQ(DescribeError(status).reason, "SLOW_CONSUMER");
+}
+
+TEST_F(StreamLimitsTest, ReaderThatNeverReadsIsCutOffAndNobodyElseNotices) {
+  StartWithLongMessages();
+  auto context = std::make_unique<grpc::ClientContext>();
+  SetDeadline(*context, absl::Seconds(60));
+  auto reader = generation_->Generate(context.get(), LongRequest("never"));
+  ASSERT_TRUE(Eventually([&] { return engine_->slow_consumers() == 1; }));
+  v1::GenerateRequest request = TextRequest("x");
+  request.mutable_stopping()->set_max_tokens(4);
+  EXPECT_TRUE(Generate(request).status.ok());
+  // With the stalled stream still open a drain would wait for it; after the limit it is gone.
+  const absl::Time start = absl::Now();
+  EXPECT_TRUE(Eventually([&] { return worker_->active_calls() == 0; }));
+  EXPECT_GT(absl::Now() - start, absl::Milliseconds(300));
+  context->TryCancel();
+  v1::GenerateResponse message;
+  while (reader->Read(&message)) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
+}
+
+TEST_F(StreamLimitsTest, SlowButSteadyReaderGetsEverything) {
+  testing::FakeEngineOptions fake;
+  fake.step = absl::Microseconds(100);
+  Start(fake);
+  v1::GenerateRequest request = TextRequest("x");
+  request.mutable_stopping()->set_max_tokens(400);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  auto reader = generation_->Generate(&context, request);
+  v1::GenerateResponse message;
+  int tokens = 0;
+  while (reader->Read(&message)) {
+    tokens += message.token_ids_size();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, 400);
+}
+
+// R9, at a shorter scale: the client pings as often as the library lets it, once a second, while
+// the stream is silent.
+class KeepaliveTest : public WorkerFixture {
+ protected:
+  GenerateResult GenerateInSilence(absl::Duration min_client_ping_interval) {
+    GrpcServerOptions options;
+    options.listen = "127.0.0.1:0";
+    options.min_client_ping_interval = min_client_ping_interval;
+    EngineSlot slot;
+    WorkerMetrics metrics({.model = "m", .device = "cpu", .version = "0", .kv_dtype = "bf16"},
+                          &slot);
+    TaskPool pool(1, 4);
+    StreamPump pump;
+    GenerationServiceImpl service(&slot, &metrics, &pool, &pump, {});
+    testing::FakeEngine engine({}, {}, nullptr);
+    slot.Set(&engine);
+    auto server = GrpcServer::Create(options, {&service});
+    EXPECT_TRUE(server.ok()) << server.status();
+    engine.Freeze(true);
+    std::thread thaw([&] {
+      absl::SleepFor(absl::Milliseconds(5500));
+      engine.Freeze(false);
+    });
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 200);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    generation_ = v1::GenerationService::NewStub(Connect((*server)->address(), arguments));
+    const GenerateResult result = Generate(TextRequest("x"));
+    thaw.join();
+    engine.Stop();
+    (*server)->Shutdown(absl::ZeroDuration());
+    return result;
+  }
+};
+
+TEST_F(KeepaliveTest, PingsDuringSilenceAreAllowed) {
+  const GenerateResult result = GenerateInSilence(absl::Milliseconds(100));
+  EXPECT_TRUE(result.status.ok()) << result.status.error_message();
+}
+
+TEST_F(KeepaliveTest, TheArgumentIsWhatAllowsThem) {
+  const GenerateResult result = GenerateInSilence(absl::Minutes(5));
+  EXPECT_EQ(result.status.error_code(), StatusCode::UNAVAILABLE) << result.status.error_message();
+}
+
+}  // namespace
+}  // namespace writescope::server
