@@ -285,10 +285,12 @@ class EngineImpl final : public Engine {
       return profile_.Validate();
     }
     const KvGeometry geometry = model::GeometryOf(loaded_.config, options.kv_dtype);
-    absl::StatusOr<roofline::MachineProfile> probed =
-        ProbeRates(*device_, {.geometry = geometry,
-                              .query_group = loaded_.config.num_heads / geometry.num_kv_heads,
-                              .num_workers = options.cpu_workers});
+    absl::StatusOr<roofline::MachineProfile> probed = ProbeRates(
+        *device_, {.geometry = geometry,
+                   .query_group = loaded_.config.num_heads / geometry.num_kv_heads,
+                   .num_workers = options.cpu_workers,
+                   .host_bytes = std::min<int64_t>(loaded_.sized.plan.host_total_bytes, 8 * kMiB),
+                   .device_bytes = std::min<int64_t>(options.vram_budget_bytes / 4, 2 * kMiB)});
     RETURN_IF_ERROR(probed.status());
     profile_ = *probed;
     profile_.host_budget_bytes = options.host_budget_bytes;

@@ -13,9 +13,11 @@
 namespace writescope::runtime {
 namespace {
 
-constexpr int64_t kHostBytes = 8 * kMiB;
 constexpr int64_t kCopyBytes = 256 * kKiB;
-constexpr int64_t kDeviceBytes = 2 * kMiB;
+
+int64_t HostBytes(const RateProbeOptions& options) {
+  return std::max(options.host_bytes, options.geometry.block_bytes());
+}
 
 // Attends to all blocks of the buffer, over and over, until told to stop.
 class CpuLoad {
@@ -36,7 +38,7 @@ class CpuLoad {
       m_rows.push_back(&m[row]);
       l_rows.push_back(&l[row]);
     }
-    const int64_t num_blocks = kHostBytes / kv.block_bytes();
+    const int64_t num_blocks = HostBytes(options_) / kv.block_bytes();
     const kernels::AttentionVariant& variant = kernels::ActiveAttentionVariant();
     int64_t bytes = 0;
     for (int64_t i = first_block; !stop.load(std::memory_order_relaxed); ++i) {
@@ -80,6 +82,7 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
     threads.emplace_back([&, i] { cpu_bytes += load.Run(stop, i * 7); });
   }
   int64_t link_bytes = 0;
+  const int64_t copy_bytes = std::min({kCopyBytes, options.device_bytes, HostBytes(options)});
   device::Queue& queue = device.upload();
   device::Event last;
   while (device::NowSeconds() - began_s < options.seconds) {
@@ -88,9 +91,9 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
       continue;
     }
     const device::Event before = last;
-    queue.Copy(on_device + link_bytes % kDeviceBytes, host + link_bytes % kHostBytes, kCopyBytes);
+    queue.Copy(on_device, host + link_bytes % (HostBytes(options) - copy_bytes + 1), copy_bytes);
     last = queue.Record();
-    link_bytes += kCopyBytes;
+    link_bytes += copy_bytes;
     // Two in flight, as the pump keeps them.
     if (!before.Wait(absl::Seconds(10)).ok()) break;
   }
@@ -107,10 +110,11 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
 
 absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
                                                     const RateProbeOptions& options) {
-  ASSIGN_OR_RETURN(device::Buffer host,
-                   device.AllocateHost(std::max(kHostBytes, options.geometry.block_bytes()),
-                                       device::HostMemory::kPageLocked, "rate probe"));
-  ASSIGN_OR_RETURN(device::Buffer on_device, device.AllocateDevice(kDeviceBytes, "rate probe"));
+  ASSIGN_OR_RETURN(
+      device::Buffer host,
+      device.AllocateHost(HostBytes(options), device::HostMemory::kPageLocked, "rate probe"));
+  ASSIGN_OR_RETURN(device::Buffer on_device,
+                   device.AllocateDevice(options.device_bytes, "rate probe"));
   const CpuLoad load(options, host.data());
   const auto measure = [&](bool cpu, bool link) {
     return Measure(device, options, load, host.data(), on_device.data(), cpu, link);

@@ -16,6 +16,9 @@ struct RateProbeOptions {
   int query_group = 1;  // Query heads of a KV head
   int num_workers = 1;
   double seconds = 0.03;  // Of each of the three measurements
+  // Memory to use at most; smaller than the budgets, which have nothing else in them yet.
+  int64_t host_bytes = 8 << 20;
+  int64_t device_bytes = 2 << 20;
 };
 
 // Attends to blocks of a scratch buffer in host memory with the workers' kernel, and copies them

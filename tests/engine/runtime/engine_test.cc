@@ -1,0 +1,388 @@
+// The engine behind its front door, on the demo checkpoint: answers, sharing, cancels, limits.
+#include "engine/runtime/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/runtime/error_reason.h"
+#include "tests/support/collect_sink.h"
+#include "tests/support/demo_prompt.h"
+
+namespace writescope::runtime {
+namespace {
+
+using testing::CollectSink;
+using testing::HarborCode;
+using testing::PlantedProse;
+using testing::Question;
+using testing::RandomHarborCodes;
+
+const std::string kDemo = WRITESCOPE_DEPLOY_DIR "/demo-model";
+
+EngineOptions DemoOptions() {
+  EngineOptions options;
+  options.model_dir = kDemo;
+  options.vram_budget_bytes = 44 << 20;
+  options.host_budget_bytes = 512 << 20;
+  options.max_sequences = 8;
+  options.progress_interval = absl::Milliseconds(20);
+  return options;
+}
+
+std::unique_ptr<Engine> MakeEngine(const EngineOptions& options) {
+  auto engine = Engine::Create(options, nullptr);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  return engine.ok() ? *std::move(engine) : nullptr;
+}
+
+GenerateRequest TextRequest(const std::string& text, int64_t max_tokens) {
+  GenerateRequest request;
+  request.prompt = std::vector<PromptSegment>{{.text = text}};
+  request.sampling.temperature = 0;
+  request.stopping.max_tokens = max_tokens;
+  return request;
+}
+
+std::shared_ptr<CollectSink> RunToEnd(Engine& engine, GenerateRequest request) {
+  auto sink = std::make_shared<CollectSink>();
+  const auto id = engine.Submit(std::move(request), sink);
+  EXPECT_TRUE(id.ok()) << id.status();
+  EXPECT_TRUE(!id.ok() || sink->Await());
+  return sink;
+}
+
+roofline::ShareTable Constant(double share) { return roofline::ConstantTable(share); }
+
+void SetShare(Engine& engine, double share, int64_t generation) {
+  const auto reply = engine.SetCpuShare({.controller_id = "test",
+                                         .generation = generation,
+                                         .table = Constant(share),
+                                         .valid_for = absl::Minutes(10)});
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  ASSERT_EQ(reply->outcome, ShareOutcome::kApplied);
+}
+
+int64_t FreeBytes(const EngineState& state) {
+  int64_t bytes = 0;
+  for (const RegionState& region : state.regions) {
+    bytes += region.capacity_bytes - region.used_bytes;
+  }
+  return bytes;
+}
+
+TEST(EngineTest, RecallsFactsFromSpilledKvForRequestsThatShareThePrefix) {
+  const std::vector<HarborCode> codes = RandomHarborCodes(12, 20);
+  const std::string text = PlantedProse(testing::ReadText(kDemo + "/prose.txt"), 14000, codes);
+  for (const CutMode cut : {CutMode::kPlanned, CutMode::kMeet}) {
+    EngineOptions options = DemoOptions();
+    options.cut = cut;
+    const auto engine = MakeEngine(options);
+    ASSERT_NE(engine, nullptr);
+    int64_t generation = 0;
+    for (const double share : {0.0, 0.5, 1.0}) {
+      SetShare(*engine, share, ++generation);
+      std::vector<std::shared_ptr<CollectSink>> sinks;
+      for (const HarborCode& code : codes) {
+        sinks.push_back(std::make_shared<CollectSink>());
+        const auto id = engine->Submit(TextRequest(text + Question(code.city), 6), sinks.back());
+        ASSERT_TRUE(id.ok()) << id.status();
+      }
+      for (size_t i = 0; i < sinks.size(); ++i) {
+        ASSERT_TRUE(sinks[i]->Await());
+        ASSERT_TRUE(sinks[i]->status().ok()) << sinks[i]->status();
+        EXPECT_EQ(sinks[i]->text().substr(0, 5), codes[i].code) << "share " << share;
+      }
+      const GenerateEvent last = sinks.back()->last();
+      ASSERT_TRUE(last.placement.has_value());
+      EXPECT_GT(last.usage.cached_prompt_tokens, 0);
+      EXPECT_TRUE(share > 0 || last.placement->cpu_tokens == 0);
+      EXPECT_TRUE(share < 1 || cut == CutMode::kMeet || last.placement->gpu_streamed_tokens == 0);
+    }
+    EXPECT_EQ(engine->state().moved_bytes_total, 0);
+  }
+}
+
+TEST(EngineTest, GreedyTextDoesNotDependOnTheShareInF32) {
+  EngineOptions options = DemoOptions();
+  options.kv_dtype = KvDtype::kF32;
+  options.cut = CutMode::kPlanned;
+  options.prefix_cache = false;
+  const std::string text =
+      testing::ReadText(kDemo + "/prose.txt").substr(0, 6000) + "\nFellow citizens of the Senate";
+  std::vector<TokenId> first;
+  const auto engine = MakeEngine(options);
+  int64_t generation = 0;
+  for (const double share : {0.0, 0.3, 0.77, 1.0}) {
+    SetShare(*engine, share, ++generation);
+    const auto sink = RunToEnd(*engine, TextRequest(text, 48));
+    ASSERT_TRUE(sink->status().ok()) << sink->status();
+    if (first.empty()) first = sink->tokens();
+    EXPECT_EQ(sink->tokens(), first) << "share " << share;
+  }
+  EXPECT_EQ(first.size(), 48u);
+}
+
+TEST(EngineTest, AcceptsTheEdgesOfWhatARequestMayAsk) {
+  const auto engine = MakeEngine(DemoOptions());
+  {
+    const auto sink = RunToEnd(*engine, TextRequest("Call me Ishmael.", 0));
+    ASSERT_TRUE(sink->status().ok()) << sink->status();
+    EXPECT_TRUE(sink->tokens().empty());
+    EXPECT_EQ(sink->last().finish->reason, FinishReason::kMaxTokens);
+  }
+  for (const size_t length : {1, 2, 63, 64, 65, 127, 128, 129, 192, 193}) {
+    GenerateRequest request;
+    request.prompt = std::vector<TokenId>(length, 300);
+    request.sampling.temperature = 0;
+    request.stopping.max_tokens = 3;
+    request.stopping.ignore_eos = true;
+    const auto sink = RunToEnd(*engine, std::move(request));
+    ASSERT_TRUE(sink->status().ok()) << sink->status();
+    EXPECT_EQ(sink->tokens().size(), 3u) << length;
+  }
+  {
+    GenerateRequest request = TextRequest("The whale was", 12);
+    request.logprobs = 3;
+    request.prompt_logprobs = 2;
+    const auto sink = RunToEnd(*engine, std::move(request));
+    size_t prompt_positions = 0, positions = 0;
+    for (const GenerateEvent& event : sink->events()) {
+      prompt_positions += event.prompt_logprobs.size();
+      positions += event.logprobs.size();
+      for (const PositionLogprobs& p : event.logprobs) {
+        ASSERT_EQ(p.top.size(), 3u);
+        EXPECT_EQ(p.top[0].token, p.token->token);
+        EXPECT_LE(p.token->logprob, 0);
+      }
+    }
+    EXPECT_EQ(positions, sink->tokens().size());
+    EXPECT_EQ(prompt_positions, static_cast<size_t>(sink->last().usage.prompt_tokens));
+  }
+}
+
+TEST(EngineTest, StopsWhereItIsTold) {
+  const auto engine = MakeEngine(DemoOptions());
+  const std::string prompt = "Fellow citizens of the Senate";
+  const auto whole = RunToEnd(*engine, TextRequest(prompt, 40));
+  const std::string text = whole->text();
+  ASSERT_GT(text.size(), 30u);
+  GenerateRequest request = TextRequest(prompt, 40);
+  const std::string stop = text.substr(12, 7);
+  request.stopping.stop = {stop, "never to be seen"};
+  const auto stopped = RunToEnd(*engine, request);
+  EXPECT_EQ(stopped->text(), text.substr(0, text.find(stop)));
+  EXPECT_EQ(stopped->last().finish->reason, FinishReason::kStopString);
+  EXPECT_EQ(stopped->last().finish->matched_stop, stop);
+
+  request = TextRequest(prompt, 40);
+  request.stopping.stop_token_ids.push_back(whole->tokens()[4]);
+  const auto by_token = RunToEnd(*engine, request);
+  EXPECT_EQ(by_token->last().finish->reason, FinishReason::kStopToken);
+  EXPECT_LE(by_token->tokens().size(), 5u);
+}
+
+TEST(EngineTest, TheSameSeedDrawsTheSameTokens) {
+  EngineOptions options = DemoOptions();
+  options.cut = CutMode::kPlanned;
+  const auto engine = MakeEngine(options);
+  GenerateRequest request = TextRequest("The whale was", 24);
+  request.sampling.temperature = 1.2;
+  request.sampling.top_p = 0.9;
+  request.sampling.seed = 17;
+  request.stopping.ignore_eos = true;
+  const auto a = RunToEnd(*engine, request)->tokens();
+  const auto b = RunToEnd(*engine, request)->tokens();
+  request.sampling.seed = 18;
+  const auto c = RunToEnd(*engine, request)->tokens();
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a, c);
+}
+
+struct BadRequest {
+  const char* name;
+  std::function<void(GenerateRequest&)> spoil;
+  absl::StatusCode code;
+  const char* reason;
+};
+
+TEST(EngineTest, RefusesWhatMakesNoSense) {
+  const auto engine = MakeEngine(DemoOptions());
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  const std::vector<BadRequest> cases = {
+      {"empty text", [](auto& r) { r.prompt = std::vector<PromptSegment>{{.text = ""}}; }, invalid,
+       "EMPTY_PROMPT"},
+      {"no ids", [](auto& r) { r.prompt = std::vector<TokenId>(); }, invalid, "EMPTY_PROMPT"},
+      {"id too large", [](auto& r) { r.prompt = std::vector<TokenId>{4096}; }, invalid,
+       "INVALID_TOKEN_ID"},
+      {"negative id", [](auto& r) { r.prompt = std::vector<TokenId>{-1}; }, invalid,
+       "INVALID_TOKEN_ID"},
+      {"half a character",
+       [](auto& r) { r.prompt = std::vector<PromptSegment>{{.text = "a\xe6\xad"}}; }, invalid,
+       "INVALID_UTF8"},
+      {"too long", [](auto& r) { r.prompt = std::vector<TokenId>(32769, 5); }, invalid,
+       "CONTEXT_LENGTH_EXCEEDED"},
+      {"NaN temperature", [](auto& r) { r.sampling.temperature = NAN; }, invalid,
+       "INVALID_PARAMETER"},
+      {"negative temperature", [](auto& r) { r.sampling.temperature = -1; }, invalid,
+       "INVALID_PARAMETER"},
+      {"top_p 0", [](auto& r) { r.sampling.top_p = 0; }, invalid, "INVALID_PARAMETER"},
+      {"min_p 1", [](auto& r) { r.sampling.min_p = 1; }, invalid, "INVALID_PARAMETER"},
+      {"repetition_penalty 0", [](auto& r) { r.sampling.repetition_penalty = 0; }, invalid,
+       "INVALID_PARAMETER"},
+      {"empty stop", [](auto& r) { r.stopping.stop = {""}; }, invalid, "INVALID_PARAMETER"},
+      {"17 stops", [](auto& r) { r.stopping.stop.assign(17, "x"); }, invalid, "INVALID_PARAMETER"},
+      {"min above max", [](auto& r) { r.stopping.min_tokens = 9; }, invalid, "INVALID_PARAMETER"},
+      {"logprobs 21", [](auto& r) { r.logprobs = 21; }, invalid, "INVALID_PARAMETER"},
+  };
+  for (const BadRequest& bad : cases) {
+    GenerateRequest request = TextRequest("Hello", 4);
+    bad.spoil(request);
+    const auto id = engine->Submit(request, std::make_shared<CollectSink>());
+    EXPECT_EQ(id.status().code(), bad.code) << bad.name << ": " << id.status();
+    EXPECT_EQ(ErrorReason(id.status()), bad.reason) << bad.name;
+  }
+}
+
+TEST(EngineTest, AnIdInFlightIsRefusedAndFreeAfterwards) {
+  const auto engine = MakeEngine(DemoOptions());
+  GenerateRequest request = TextRequest("The whale was", 2000);
+  request.request_id = "one";
+  request.stopping.ignore_eos = true;
+  const auto first = std::make_shared<CollectSink>();
+  ASSERT_TRUE(engine->Submit(request, first).ok());
+  const auto second = engine->Submit(request, std::make_shared<CollectSink>());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_TRUE(engine->Abort("one"));
+  ASSERT_TRUE(first->Await());
+  EXPECT_TRUE(first->status().ok());
+  EXPECT_EQ(first->last().finish->reason, FinishReason::kAborted);
+  EXPECT_FALSE(engine->Abort("one"));
+  request.stopping.max_tokens = 2;
+  EXPECT_TRUE(RunToEnd(*engine, request)->status().ok());
+}
+
+TEST(EngineTest, ASlowReaderEndsOnlyItself) {
+  const auto engine = MakeEngine(DemoOptions());
+  GenerateRequest request = TextRequest("The whale was", 300);
+  request.stopping.ignore_eos = true;
+  const auto slow = std::make_shared<CollectSink>();
+  slow->RefuseFurtherEvents();
+  const auto good = std::make_shared<CollectSink>();
+  ASSERT_TRUE(engine->Submit(request, slow).ok());
+  ASSERT_TRUE(engine->Submit(request, good).ok());
+  ASSERT_TRUE(slow->Await());
+  EXPECT_EQ(slow->status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ErrorReason(slow->status()), "SLOW_CONSUMER");
+  ASSERT_TRUE(good->Await());
+  EXPECT_TRUE(good->status().ok());
+  EXPECT_EQ(good->tokens().size(), 300u);
+}
+
+TEST(EngineTest, BlocksComeBackAfterRandomCancels) {
+  EngineOptions options = DemoOptions();
+  options.max_sequences = 6;
+  options.max_queue = 1000;
+  const auto engine = MakeEngine(options);
+  const int64_t free_before = FreeBytes(engine->state());
+  const std::string prose = testing::ReadText(kDemo + "/prose.txt");
+  std::mt19937 rng(7);
+  int cancelled = 0;
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::shared_ptr<CollectSink>> sinks;
+    std::vector<RequestId> ids;
+    for (int i = 0; i < 10; ++i) {
+      GenerateRequest request = TextRequest(prose.substr(rng() % 2000, 1 + rng() % 3000), 30);
+      sinks.push_back(std::make_shared<CollectSink>());
+      const auto id = engine->Submit(request, sinks.back());
+      ASSERT_TRUE(id.ok()) << id.status();
+      ids.push_back(*id);
+    }
+    for (size_t i = 0; i < ids.size(); ++i) {
+      sinks[i]->AwaitTokens(rng() % 3, absl::Milliseconds(rng() % 20));
+      engine->Cancel(ids[i]);
+    }
+    for (const auto& sink : sinks) {
+      ASSERT_TRUE(sink->Await());
+      if (absl::IsCancelled(sink->status())) {
+        ++cancelled;
+      } else {
+        EXPECT_TRUE(sink->status().ok()) << sink->status();
+      }
+    }
+  }
+  EXPECT_GT(cancelled, 300);
+  ASSERT_TRUE(engine->AwaitIdle(absl::Seconds(10)));
+  // The state is published at the end of the round in which the last request ended.
+  for (int i = 0; i < 100 && FreeBytes(engine->state()) != free_before; ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_EQ(FreeBytes(engine->state()), free_before);
+  EXPECT_EQ(engine->state().moved_bytes_total, 0);
+}
+
+TEST(EngineTest, MoreThanTheCacheHoldsIsPausedOrReadAgainNotLost) {
+  EngineOptions options = DemoOptions();
+  options.host_budget_bytes = 6 << 20;
+  options.prefix_cache = false;
+  options.max_sequences = 8;
+  const auto engine = MakeEngine(options);
+  const std::string prose = testing::ReadText(kDemo + "/prose.txt");
+  std::vector<std::shared_ptr<CollectSink>> sinks;
+  for (int i = 0; i < 8; ++i) {
+    GenerateRequest request = TextRequest(prose.substr(static_cast<size_t>(i) * 500, 2500), 0);
+    request.stopping.max_tokens.reset();
+    request.stopping.ignore_eos = true;
+    request.stopping.max_tokens = 700;
+    sinks.push_back(std::make_shared<CollectSink>());
+    ASSERT_TRUE(engine->Submit(request, sinks.back()).ok());
+  }
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->Await(absl::Seconds(120)));
+    EXPECT_TRUE(sink->status().ok()) << sink->status();
+    EXPECT_EQ(sink->tokens().size(), 700u);
+  }
+  EXPECT_EQ(engine->state().moved_bytes_total, 0);
+}
+
+TEST(EngineTest, AReadPromptReportsProgressAndACancelEndsIt) {
+  EngineOptions options = DemoOptions();
+  options.prefill_chunk_tokens = 128;
+  options.progress_interval = absl::Milliseconds(5);
+  const auto engine = MakeEngine(options);
+  const std::string text =
+      PlantedProse(testing::ReadText(kDemo + "/prose.txt"), 60000, RandomHarborCodes(1, 1));
+  const auto sink = std::make_shared<CollectSink>();
+  const auto id = engine->Submit(TextRequest(text, 4), sink);
+  ASSERT_TRUE(id.ok()) << id.status();
+  for (int i = 0; i < 2000 && sink->progress_events() < 3; ++i)
+    absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_GE(sink->progress_events(), 3);
+  const absl::Time asked = absl::Now();
+  engine->Cancel(*id);
+  ASSERT_TRUE(sink->Await());
+  EXPECT_EQ(sink->status().code(), absl::StatusCode::kCancelled);
+  EXPECT_LT(absl::Now() - asked, absl::Seconds(2));
+}
+
+TEST(EngineTest, APassedDeadlineAndADrainAreAnswered) {
+  const auto engine = MakeEngine(DemoOptions());
+  GenerateRequest request = TextRequest("The whale was", 5000);
+  request.stopping.ignore_eos = true;
+  request.deadline = absl::Now() + absl::Milliseconds(50);
+  const auto late = RunToEnd(*engine, request);
+  EXPECT_EQ(late->status().code(), absl::StatusCode::kDeadlineExceeded);
+  engine->StartDrain();
+  const auto refused = engine->Submit(TextRequest("x", 1), std::make_shared<CollectSink>());
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorReason(refused.status()), "DRAINING");
+  EXPECT_TRUE(engine->AwaitIdle(absl::Seconds(5)));
+}
+
+}  // namespace
+}  // namespace writescope::runtime
