@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 
 namespace writescope::runtime {
@@ -11,6 +11,8 @@ namespace {
 
 // A longer lease would outlive any controller's death by too much.
 constexpr absl::Duration kMaxLease = absl::Hours(24);
+// A person's word goes before that of any controller, which then stands by until the lease ends.
+constexpr char kOperatorPrefix[] = "operator:";
 
 }  // namespace
 
@@ -33,7 +35,9 @@ absl::StatusOr<ShareReply> CpuShareSlot::Offer(const ShareUpdate& update) {
   }
   absl::MutexLock lock(&mutex_);
   ShareReply reply;
-  const bool other_holds = LeaseRunsLocked() && controller_id_ != update.controller_id;
+  const bool is_operator = absl::StartsWith(update.controller_id, kOperatorPrefix);
+  const bool other_holds =
+      LeaseRunsLocked() && controller_id_ != update.controller_id && !is_operator;
   if (update.generation <= generation_ || other_holds) {
     reply.outcome = ShareOutcome::kStale;
   } else {

@@ -1,0 +1,106 @@
+#include "engine/runtime/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <random>
+
+#include "engine/runtime/error_reason.h"
+
+namespace writescope::runtime {
+namespace {
+
+const std::vector<float> kLogits = {1.0f, 3.0f, 2.0f, 3.0f, -1.0f};
+
+TokenId Greedy(const SamplingParams& params, const std::vector<float>& logits,
+               std::vector<TokenId> prompt = {}, std::vector<TokenId> output = {}) {
+  SamplingParams greedy = params;
+  greedy.temperature = 0;
+  Sampler sampler(greedy, 0, prompt);
+  for (const TokenId token : output) sampler.Accept(token);
+  return sampler.Sample(logits, 0, {}, std::nullopt)->token;
+}
+
+std::map<TokenId, int> Draws(const SamplingParams& params, int count) {
+  Sampler sampler(params, 99, {});
+  std::map<TokenId, int> draws;
+  for (int i = 0; i < count; ++i) ++draws[sampler.Sample(kLogits, i, {}, std::nullopt)->token];
+  return draws;
+}
+
+TEST(SamplerTest, GreedyTakesTheLowestOfEqualTokens) { EXPECT_EQ(Greedy({}, kLogits), 1); }
+
+TEST(SamplerTest, BannedTokensCannotComeOut) {
+  Sampler sampler({.temperature = 0}, 0, {});
+  EXPECT_EQ(sampler.Sample(kLogits, 0, std::vector<TokenId>{1, 3}, std::nullopt)->token, 2);
+}
+
+TEST(SamplerTest, PenaltiesMoveLogitsTheRightWay) {
+  // Divides what is above 0 and multiplies what is below: both become less likely.
+  EXPECT_EQ(Greedy({.repetition_penalty = 2}, kLogits, {1}), 3);
+  EXPECT_EQ(Greedy({.repetition_penalty = 2}, {-1.0f, -1.5f}, {0}), 1);
+  EXPECT_EQ(Greedy({.presence_penalty = 1.5}, kLogits, {}, {1, 3}), 2);
+  // Presence and frequency count the output alone.
+  EXPECT_EQ(Greedy({.presence_penalty = 1.5}, kLogits, {1, 3}), 1);
+  EXPECT_EQ(Greedy({.frequency_penalty = 0.6}, kLogits, {}, {1, 1, 3}), 3);
+}
+
+TEST(SamplerTest, DrawsFollowTheDistribution) {
+  const int n = 40000;
+  const auto draws = Draws({.temperature = 1}, n);
+  double total = 0;
+  for (const float logit : kLogits) total += std::exp(logit);
+  for (size_t token = 0; token < kLogits.size(); ++token) {
+    const double p = std::exp(kLogits[token]) / total;
+    const double sigma = std::sqrt(p * (1 - p) / n);
+    EXPECT_NEAR(static_cast<double>(draws.at(static_cast<TokenId>(token))) / n, p, 5 * sigma);
+  }
+}
+
+TEST(SamplerTest, FiltersKeepTheBestTokens) {
+  EXPECT_EQ(Draws({.temperature = 5, .top_k = 1}, 200).size(), 1u);
+  EXPECT_EQ(Draws({.temperature = 5, .top_k = 3}, 2000).size(), 3u);
+  // The two best hold 0.794 of the probability.
+  EXPECT_EQ(Draws({.temperature = 1, .top_p = 0.79}, 2000).size(), 2u);
+  EXPECT_EQ(Draws({.temperature = 1, .top_p = 1e-6}, 200).size(), 1u);
+  EXPECT_EQ(Draws({.temperature = 1, .min_p = 0.3}, 4000).size(), 3u);
+  EXPECT_EQ(Draws({.temperature = 1e-4}, 500).size(), 2u);
+}
+
+TEST(SamplerTest, ADrawDependsOnSeedAndPositionAlone) {
+  Sampler a({.temperature = 1}, 5, {}), b({.temperature = 1}, 5, {}), c({.temperature = 1}, 6, {});
+  bool differs = false;
+  for (int i = 63; i >= 0; --i) {
+    const TokenId token = a.Sample(kLogits, i, {}, std::nullopt)->token;
+    EXPECT_EQ(token, b.Sample(kLogits, i, {}, std::nullopt)->token);
+    differs |= token != c.Sample(kLogits, i, {}, std::nullopt)->token;
+  }
+  EXPECT_TRUE(differs);
+}
+
+TEST(SamplerTest, NanAndNoFiniteLogitAreErrors) {
+  const float inf = std::numeric_limits<float>::infinity();
+  Sampler sampler({.temperature = 0}, 0, {});
+  for (const std::vector<float>& logits :
+       {std::vector<float>{0, NAN, 1}, std::vector<float>{-inf, -inf},
+        std::vector<float>{0, inf}}) {
+    const auto sampled = sampler.Sample(logits, 0, {}, std::nullopt);
+    EXPECT_EQ(ErrorReason(sampled.status()), "NUMERIC_FAILURE");
+  }
+}
+
+TEST(SamplerTest, LogprobsSumToOneAndRankTies) {
+  const PositionLogprobs all = LogprobsOf(kLogits, 3, 5);
+  double sum = 0;
+  for (const TokenLogprob& t : all.top) sum += std::exp(t.logprob);
+  EXPECT_NEAR(sum, 1, 1e-6);
+  EXPECT_EQ(all.token->rank, 2);  // Token 1 has the same logit and comes first.
+  EXPECT_EQ(all.top[0].token, 1);
+  EXPECT_EQ(all.top[1].token, 3);
+  EXPECT_TRUE(LogprobsOf(kLogits, 0, 0).top.empty());
+}
+
+}  // namespace
+}  // namespace writescope::runtime
