@@ -47,8 +47,10 @@ ROWS = {
     # The engine's interface speaks of share tables and machine profiles, which are roofline's.
     "server": (["engine/base", "engine/runtime", "engine/roofline", "proto"],
                ["absl", "protobuf", "grpc", "prometheus", "cli11"]),
-    # A client: it knows the protocol, and plans with the same formulas as worker and controller.
-    "server/cli": (["engine/base", "engine/roofline", "server", "proto"],
+    # A client: it knows the protocol, plans with the same formulas as worker and controller, and
+    # writes the prompts of chats.
+    "server/cli": (["engine/base", "engine/roofline", "engine/model/config.h",
+                    "engine/tokenizer/chat_template.h", "server", "proto"],
                    ["absl", "protobuf", "grpc", "cli11"]),
     "controller": (["engine/base", "engine/roofline", "proto"],
                    ["absl", "protobuf", "grpc", "prometheus", "cli11", "nlohmann_json"]),
