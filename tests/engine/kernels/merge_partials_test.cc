@@ -1,0 +1,91 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "engine/kernels/attention_partial.h"
+#include "tests/support/seed.h"
+
+namespace writescope::kernels {
+namespace {
+
+TEST(FinishPartial, EmptyIsZeroAndMinusInfinity) {
+  const std::vector<float> o = {1, 2};
+  std::vector<float> out = {7, 7};
+  float lse = 7;
+  FinishPartial(2, o.data(), kEmptyLse, 0.0f, out.data(), &lse);
+  EXPECT_EQ(out, (std::vector<float>{0, 0}));
+  EXPECT_EQ(lse, kEmptyLse);
+}
+
+TEST(FinishPartial, DividesAndTakesTheLogarithm) {
+  const std::vector<float> o = {1, 3};
+  std::vector<float> out(2);
+  float lse = 0;
+  FinishPartial(2, o.data(), 10.0f, 4.0f, out.data(), &lse);
+  EXPECT_EQ(out, (std::vector<float>{0.25f, 0.75f}));
+  EXPECT_EQ(lse, 12.0f);
+}
+
+TEST(FinishPartial, NanIsNotTakenForEmpty) {
+  const std::vector<float> o = {NAN};
+  float out = 0, lse = 0;
+  FinishPartial(1, o.data(), kEmptyLse, NAN, &out, &lse);
+  EXPECT_TRUE(std::isnan(out));
+  EXPECT_TRUE(std::isnan(lse));
+}
+
+TEST(MergePartial, AnEmptySideChangesNothing) {
+  std::vector<float> out = {3, -2};
+  float lse = 1.5f;
+  const std::vector<float> zero = {0, 0};
+  MergePartial(2, out.data(), &lse, zero.data(), kEmptyLse);
+  EXPECT_EQ(out, (std::vector<float>{3, -2}));
+  EXPECT_EQ(lse, 1.5f);
+  std::vector<float> empty = zero;
+  float empty_lse = kEmptyLse;
+  MergePartial(2, empty.data(), &empty_lse, out.data(), lse);
+  EXPECT_EQ(empty, out);
+  EXPECT_EQ(empty_lse, lse);
+  std::vector<float> both = zero;
+  float both_lse = kEmptyLse;
+  MergePartial(2, both.data(), &both_lse, zero.data(), kEmptyLse);
+  EXPECT_EQ(both, zero);
+  EXPECT_EQ(both_lse, kEmptyLse);
+}
+
+TEST(MergePartial, NanOfEitherSideStays) {
+  for (const float other_lse : {kEmptyLse, 2.0f, NAN}) {
+    for (const bool nan_first : {true, false}) {
+      const float value = std::isnan(other_lse) ? NAN : 0.0f;
+      std::vector<float> out = {nan_first ? NAN : value};
+      float lse = nan_first ? NAN : other_lse;
+      const std::vector<float> other = {nan_first ? value : NAN};
+      MergePartial(1, out.data(), &lse, other.data(), nan_first ? other_lse : NAN);
+      EXPECT_TRUE(std::isnan(out[0])) << other_lse << nan_first;
+      EXPECT_TRUE(std::isnan(lse)) << other_lse << nan_first;
+    }
+  }
+}
+
+TEST(MergePartial, CommutesAndKeepsTheTotalWeight) {
+  std::mt19937_64 rng(testing_support::TestSeed());
+  std::normal_distribution<double> normal;
+  for (int i = 0; i < 1000; ++i) {
+    // Weights far apart too: where one side leads by hundreds the other must vanish, not overflow.
+    const double scale = i % 2 == 0 ? 2 : 300;
+    const double lse_a = scale * normal(rng), lse_b = scale * normal(rng);
+    const double a = normal(rng), b = normal(rng);
+    double ab = a, ab_lse = lse_a, ba = b, ba_lse = lse_b;
+    MergePartial(1, &ab, &ab_lse, &b, lse_b);
+    MergePartial(1, &ba, &ba_lse, &a, lse_a);
+    EXPECT_NEAR(ab, ba, 1e-14 * (std::fabs(a) + std::fabs(b)));
+    EXPECT_NEAR(ab_lse, ba_lse, 1e-12);
+    EXPECT_GE(ab_lse, std::max(lse_a, lse_b));
+    EXPECT_LE(ab_lse, std::max(lse_a, lse_b) + 1 + 1e-12);
+  }
+}
+
+}  // namespace
+}  // namespace writescope::kernels
