@@ -13,17 +13,14 @@ namespace {
 
 constexpr int kTailHalves = 2;
 
-int64_t TailBytes(const InplaceKvCache::Options& options) {
-  return options.geometry.block_bytes() * options.num_layers * kTailHalves * options.max_sequences;
-}
-int64_t WorkspaceBytes(const InplaceKvCache::Options& options) {
-  return options.geometry.block_bytes() * 2 * std::max(options.workspace_units, 1);
-}
-
 }  // namespace
 
-int64_t InplaceKvCache::FixedDeviceBytes(const Options& options) {
-  return TailBytes(options) + WorkspaceBytes(options);
+int64_t InplaceKvCache::TailBytes(const Options& options) {
+  return options.geometry.block_bytes() * options.num_layers * kTailHalves * options.max_sequences;
+}
+
+int64_t InplaceKvCache::WorkspaceBytes(const Options& options) {
+  return options.geometry.block_bytes() * 2 * std::max(options.workspace_units, 1);
 }
 
 absl::StatusOr<std::unique_ptr<InplaceKvCache>> InplaceKvCache::Create(const Options& options,

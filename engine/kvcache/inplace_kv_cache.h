@@ -79,8 +79,12 @@ class InplaceKvCache {
     int64_t host_after_spilled_blocks = 0;  // See PlacementRequest
     absl::Duration wait_limit = absl::Seconds(2);
   };
-  // Device memory besides the device region: tails and workspace.
-  static int64_t FixedDeviceBytes(const Options& options);
+  // Device memory besides the device region.
+  static int64_t TailBytes(const Options& options);
+  static int64_t WorkspaceBytes(const Options& options);
+  static int64_t FixedDeviceBytes(const Options& options) {
+    return TailBytes(options) + WorkspaceBytes(options);
+  }
   static absl::StatusOr<std::unique_ptr<InplaceKvCache>> Create(const Options& options,
                                                                 device::Device& device);
 

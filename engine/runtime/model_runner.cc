@@ -57,15 +57,19 @@ attention::CpuAttention::Options CpuOptions(const model::ModelConfig& config,
 ModelRunner::FixedBytes ModelRunner::PlanBytes(const model::ModelConfig& config,
                                                int activation_bytes, const Options& options) {
   const KvGeometry geometry = model::GeometryOf(config, options.kv_dtype);
+  // Each part is an allocation of its own, in whole pages.
+  const auto pages = [](int64_t size_bytes) { return RoundUp(size_bytes, 4096); };
+  const auto decoder_bytes = [&](const model::Decoder::Limits& limits) {
+    return pages(model::Decoder::DeviceBytes(config, geometry, activation_bytes, limits));
+  };
+  const kvcache::InplaceKvCache::Options cache = CacheOptions(config, options);
   FixedBytes bytes;
-  bytes.activations =
-      model::Decoder::DeviceBytes(config, geometry, activation_bytes, MainLimits(options)) +
-      model::Decoder::DeviceBytes(config, geometry, activation_bytes, ResidentLimits(options));
-  bytes.tails_and_workspace =
-      kvcache::InplaceKvCache::FixedDeviceBytes(CacheOptions(config, options));
+  bytes.activations = decoder_bytes(MainLimits(options)) + decoder_bytes(ResidentLimits(options));
+  bytes.tails_and_workspace = pages(kvcache::InplaceKvCache::TailBytes(cache)) +
+                              pages(kvcache::InplaceKvCache::WorkspaceBytes(cache));
   bytes.handoff_host = attention::CpuAttention::HostBytes(CpuOptions(config, options));
-  bytes.logits_host =
-      int64_t{4} * config.vocab_size * (MaxLogitRows(options) + options.max_sequences);
+  bytes.logits_host = pages(int64_t{4} * config.vocab_size * MaxLogitRows(options)) +
+                      pages(int64_t{4} * config.vocab_size * options.max_sequences);
   return bytes;
 }
 
