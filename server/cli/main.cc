@@ -140,18 +140,14 @@ void AddShare(CLI::App& app, Action* action) {
   set->add_option("share", flags->share, "In [0, 1]")->required();
   set->add_option("--for", *span, "The lease; afterwards the worker's own roofline")
       ->check(IsTime());
-  set->add_flag("--take-over", flags->take_over, "Even if another's lease runs");
   set->callback([=] {
     *action = {[=](const ClientOptions& client) {
       flags->valid_for = Time(*span);
       return RunShareSet(client, *flags);
     }};
   });
-  auto take_over = std::make_shared<bool>(false);
-  CLI::App* release = sub->add_subcommand("release", "Ends an operator's lease");
-  release->add_flag("--take-over", *take_over, "Or anyone's");
-  release->callback([=] {
-    *action = {[=](const ClientOptions& client) { return RunShareRelease(client, *take_over); }};
+  sub->add_subcommand("release", "Ends an operator's lease")->callback([=] {
+    *action = {RunShareRelease};
   });
   auto pace = std::make_shared<double>(0);
   CLI::App* link =
@@ -241,7 +237,7 @@ int Main(int argc, char** argv) {
   app.footer(kFooter);
   app.require_subcommand(1);
   app.fallthrough();
-  app.add_option("-a,--address", client.address, "The worker's --listen")
+  app.add_option("-a,--address,--server", client.address, "The worker's --listen")
       ->envname("WRITESCOPE_ADDRESS");
   app.add_option("--control-address", client.control_address, "The worker's --control-listen")
       ->envname("WRITESCOPE_CONTROL_ADDRESS");

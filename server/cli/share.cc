@@ -18,7 +18,8 @@
 namespace writescope::cli {
 namespace {
 
-constexpr char kOperatorPrefix[] = "operator-";
+// Ids that begin so go before any controller's; see SetCpuShareRequest.
+constexpr char kOperatorPrefix[] = "operator:";
 // Ends a lease without waiting for it.
 constexpr absl::Duration kShortLease = absl::Milliseconds(1);
 
@@ -65,22 +66,19 @@ class ShareClient {
   }
 
   // Offers with the next generation; tries again while others are faster.
-  grpc::Status Offer(v1::SetCpuShareRequest request, bool take_over,
-                     v1::SetCpuShareResponse* response) {
+  grpc::Status Offer(v1::SetCpuShareRequest request, v1::SetCpuShareResponse* response) {
     constexpr int kTries = 5;
+    request.set_controller_id(OperatorId());
     grpc::Status status;
     for (int i = 0; i < kTries; ++i) {
       v1::ShareState state;
       status = InForce(&state);
       if (!status.ok()) return status;
-      const bool held = !state.controller_id().empty();
-      request.set_controller_id(held && take_over ? state.controller_id() : OperatorId());
       request.set_generation(state.generation() + 1);
       grpc::ClientContext context;
       SetDeadline(context, client_.timeout_span);
       status = stub_->SetCpuShare(&context, request, response);
-      if (!status.ok() || response->outcome() != v1::SHARE_OUTCOME_STALE) return status;
-      if (held && !take_over && state.controller_id() != OperatorId()) return status;
+      if (!status.ok() || response->outcome() != v1::SHARE_OUTCOME_STALE) break;
     }
     return status;
   }
@@ -93,11 +91,9 @@ class ShareClient {
 };
 
 int Stale(const v1::ShareState& in_force) {
-  std::fprintf(stderr,
-               "error: the lease of %s runs for %s more; --take-over speaks in its name, and a "
-               "controller then stands by\n",
+  std::fprintf(stderr, "error: not taken; the table of %s, generation %llu, was faster each time\n",
                in_force.controller_id().c_str(),
-               FormatSpan(server::FromProto(in_force.expires_in())).c_str());
+               static_cast<unsigned long long>(in_force.generation()));
   return kExitRefused;
 }
 
@@ -123,7 +119,7 @@ int RunShareSet(const ClientOptions& client, const ShareSetFlags& flags) {
   point->set_spilled_bytes(1);
   point->set_cpu_share(flags.share);
   v1::SetCpuShareResponse response;
-  const grpc::Status status = share.Offer(request, flags.take_over, &response);
+  const grpc::Status status = share.Offer(request, &response);
   if (!status.ok()) return ReportError(status, client.control_address);
   if (response.outcome() == v1::SHARE_OUTCOME_STALE) return Stale(response.in_force());
   const double in_force = response.in_force().buckets(0).points(0).cpu_share();
@@ -137,22 +133,21 @@ int RunShareSet(const ClientOptions& client, const ShareSetFlags& flags) {
   return kExitOk;
 }
 
-int RunShareRelease(const ClientOptions& client, bool take_over) {
+int RunShareRelease(const ClientOptions& client) {
   ShareClient share(client);
   v1::ShareState state;
   grpc::Status status = share.InForce(&state);
   if (!status.ok()) return ReportError(status, client.control_address);
-  if (state.controller_id().empty()) {
-    std::printf("no lease runs\n");
+  if (!absl::StartsWith(state.controller_id(), kOperatorPrefix)) {
+    std::printf("no operator's lease runs\n");
     return kExitOk;
   }
-  if (!take_over && state.controller_id() != OperatorId()) return Stale(state);
   v1::SetCpuShareRequest request;
   *request.mutable_valid_for() = server::ToProto(kShortLease);
   *request.mutable_buckets() = state.buckets();
   request.set_reason("released by an operator");
   v1::SetCpuShareResponse response;
-  status = share.Offer(request, /*take_over=*/true, &response);
+  status = share.Offer(request, &response);
   if (!status.ok()) return ReportError(status, client.control_address);
   if (response.outcome() == v1::SHARE_OUTCOME_STALE) return Stale(response.in_force());
   std::printf(

@@ -10,13 +10,12 @@ int RunShareShow(const ClientOptions& client);
 struct ShareSetFlags {
   double share = 0;
   absl::Duration valid_for = absl::Minutes(1);
-  // Speaks in the name of whoever holds the lease, who then stands by until this one ends.
-  bool take_over = false;
 };
+// Goes before any controller, which stands by until the lease ends.
 int RunShareSet(const ClientOptions& client, const ShareSetFlags& flags);
 
-// Ends the lease: an operator's own, or with `take_over` anyone's.
-int RunShareRelease(const ClientOptions& client, bool take_over);
+// Ends an operator's lease; a controller may then offer a table again.
+int RunShareRelease(const ClientOptions& client);
 
 // The pace of a simulated link, in bytes per second; 0 takes it off.
 int RunLinkPace(const ClientOptions& client, double bytes_per_s);

@@ -42,8 +42,11 @@ int RunTokenize(const ClientOptions& client, const TokenizeFlags& flags) {
     return kExitOk;
   }
   for (int i = 0; i < response.token_ids_size(); ++i) {
-    std::printf("%u\t\"%s\"\n", response.token_ids(i),
-                absl::Utf8SafeCEscape(response.token_bytes(i)).c_str());
+    const std::string& bytes = response.token_bytes(i);
+    // A piece of a character is shown byte by byte.
+    const std::string shown =
+        server::IsWholeUtf8(bytes) ? absl::Utf8SafeCEscape(bytes) : absl::CEscape(bytes);
+    std::printf("%u\t\"%s\"\n", response.token_ids(i), shown.c_str());
   }
   return kExitOk;
 }

@@ -2,7 +2,6 @@
 // one). Prints LISTENING and READY as the worker does, and drains on SIGTERM.
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include "server/worker.h"
@@ -17,14 +16,18 @@ int Main(int argc, char** argv) {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::string port = "0";
+  testing::FakeEngineOptions fake;
+  fake.step = absl::Milliseconds(20);
+  fake.default_max_tokens = 64;
   for (int i = 1; i < argc; ++i) {
-    if (std::strncmp(argv[i], "--port=", 7) == 0) port = argv[i] + 7;
+    const std::string flag = argv[i];
+    const std::string chat_template = "--chat-template=";
+    if (flag == "--echo") fake.echo = true;
+    if (flag.rfind(chat_template, 0) == 0) fake.chat_template = flag.substr(chat_template.size());
   }
   WorkerConfig config;
   config.engine.model_dir = "fake";
-  config.listen = "127.0.0.1:" + port;
-  config.control_listen = config.metrics_listen = "127.0.0.1:0";
+  config.listen = config.control_listen = config.metrics_listen = "127.0.0.1:0";
   Worker worker(config);
   if (const absl::Status status = worker.Listen(); !status.ok()) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
@@ -34,11 +37,8 @@ int Main(int argc, char** argv) {
               worker.generation_address().c_str(), worker.control_address().c_str(),
               worker.metrics_address().c_str());
   const absl::Status loaded = worker.Load(
-      [](const runtime::EngineOptions& options,
-         runtime::EngineObserver* observer) -> absl::StatusOr<std::unique_ptr<runtime::Engine>> {
-        testing::FakeEngineOptions fake;
-        fake.step = absl::Milliseconds(20);
-        fake.default_max_tokens = 64;
+      [&](const runtime::EngineOptions& options,
+          runtime::EngineObserver* observer) -> absl::StatusOr<std::unique_ptr<runtime::Engine>> {
         return std::make_unique<testing::FakeEngine>(options, fake, observer);
       });
   if (!loaded.ok()) return 1;

@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/base/status_macros.h"
@@ -32,6 +33,16 @@ int64_t PromptTokens(const runtime::Prompt& prompt) {
   return bytes;
 }
 
+std::string Echo(const runtime::Prompt& prompt) {
+  std::string text;
+  const auto* segments = std::get_if<std::vector<runtime::PromptSegment>>(&prompt);
+  if (segments == nullptr) return text;
+  for (const auto& segment : *segments) {
+    absl::StrAppend(&text, segment.allow_special ? "{" + segment.text + "}" : segment.text);
+  }
+  return text;
+}
+
 }  // namespace
 
 FakeEngine::FakeEngine(const runtime::EngineOptions& options, FakeEngineOptions fake,
@@ -46,6 +57,7 @@ FakeEngine::FakeEngine(const runtime::EngineOptions& options, FakeEngineOptions 
   model_.kv_bytes_per_token = kKvBytesPerToken;
   model_.has_tokenizer = fake_.has_tokenizer;
   model_.eos_tokens = {0};
+  model_.chat_template = fake_.chat_template;
   model_.device = "fake";
   model_.max_context_tokens = fake_.max_context_tokens;
   model_.max_resident_context_tokens = 4096;
@@ -145,6 +157,7 @@ absl::StatusOr<RequestId> FakeEngine::Submit(runtime::GenerateRequest request,
   running->id = next_id_++;
   running->prompt_tokens = prompt_tokens;
   running->submitted = absl::Now();
+  if (fake_.echo) running->echo = Echo(request.prompt);
   last_request_ = request;
   running->request = std::move(request);
   running->sink = std::move(sink);
@@ -206,7 +219,9 @@ absl::StatusOr<runtime::ShareReply> FakeEngine::SetCpuShare(const runtime::Share
   RETURN_IF_ERROR(update.table.Validate());
   absl::MutexLock lock(&mutex_);
   runtime::ShareReply reply;
-  const bool other_lease = absl::Now() < lease_end_ && share_.controller_id != update.controller_id;
+  const bool other_lease = absl::Now() < lease_end_ &&
+                           share_.controller_id != update.controller_id &&
+                           !absl::StartsWith(update.controller_id, "operator:");
   if (update.generation <= share_.generation || other_lease) {
     reply.outcome = runtime::ShareOutcome::kStale;
   } else {
@@ -348,10 +363,11 @@ void FakeEngine::Step(Running& running) {
     progress.tokens_done = running.prompt_tokens * running.steps / fake_.prefill_steps;
     progress.tokens_total = running.prompt_tokens;
   }
-  const int64_t max_tokens = running.request.stopping.max_tokens.value_or(fake_.default_max_tokens);
+  const int64_t max_tokens =
+      fake_.echo ? 1 : running.request.stopping.max_tokens.value_or(fake_.default_max_tokens);
   if (!event.progress.has_value() && !aborted && running.generated < max_tokens) {
     const auto index = static_cast<size_t>(running.generated) % fake_.words.size();
-    event.text = fake_.words[index];
+    event.text = fake_.echo ? running.echo : fake_.words[index];
     event.tokens = {static_cast<TokenId>(index + 1)};
     ++running.generated;
     absl::MutexLock lock(&mutex_);

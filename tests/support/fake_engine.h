@@ -31,6 +31,9 @@ struct FakeEngineOptions {
   int max_sequences = 4;
   int max_context_tokens = 1 << 23;
   bool has_tokenizer = true;
+  std::string chat_template;
+  // Answers a text prompt with itself, special segments in braces, as one token.
+  bool echo = false;
   bool link_simulated = true;
   // Called with every event before it goes out; may change it. For texts that no model would make.
   std::function<void(runtime::GenerateEvent&)> edit_event;
@@ -81,6 +84,7 @@ class FakeEngine final : public runtime::Engine {
     int64_t prompt_tokens = 0;
     int steps = 0;
     int64_t generated = 0;
+    std::string echo;
     bool cancelled = false;
     bool aborted = false;
     absl::Time submitted;
