@@ -1,0 +1,115 @@
+#include "controller/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <prometheus/text_serializer.h>
+
+#include <cmath>
+#include <limits>
+
+namespace writescope::controller {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+class MetricsTest : public testing::Test {
+ protected:
+  MetricsTest() : metrics_(registry_, "1.2.3", "controller\n\"a\"") {}
+  std::string Text() { return prometheus::TextSerializer().Serialize(registry_.Collect()); }
+
+  prometheus::Registry registry_;
+  Metrics metrics_;
+};
+
+TEST_F(MetricsTest, AllSeriesExistFromTheStart) {
+  const std::string text = Text();
+  for (const char* series :
+       {"writescope_controller_connected 0",
+        "writescope_controller_role{role=\"standby\"} 0",
+        "writescope_controller_role{role=\"active\"} 0",
+        "writescope_controller_generation 0",
+        "writescope_controller_own_generation 0",
+        "writescope_controller_cpu_share_ratio 0",
+        "writescope_controller_wanted_cpu_share_ratio 0",
+        "writescope_controller_observed_cpu_share_ratio 0",
+        "writescope_controller_predicted_step_seconds 0",
+        "writescope_controller_predicted_lowest_share_step_seconds 0",
+        "writescope_controller_measured_step_seconds 0",
+        "writescope_controller_dense_seconds 0",
+        "writescope_controller_spilled_bytes 0",
+        "writescope_controller_batch_size 0",
+        "writescope_controller_rate_bytes_per_second{other=\"idle\",side=\"cpu\"} 0",
+        "writescope_controller_rate_bytes_per_second{other=\"busy\",side=\"link\"} 0",
+        "writescope_controller_rate_bytes_per_second{other=\"any\",side=\"device\"} 0",
+        "writescope_controller_updates_total{outcome=\"applied\"} 0",
+        "writescope_controller_updates_total{outcome=\"clamped\"} 0",
+        "writescope_controller_updates_total{outcome=\"stale\"} 0",
+        "writescope_controller_updates_total{outcome=\"error\"} 0",
+        "writescope_controller_decisions_total{action=\"hold\"} 0",
+        "writescope_controller_steps_total{result=\"garbage\"} 0",
+        "writescope_controller_rate_changes_total{side=\"cpu\"} 0",
+        "writescope_controller_connections_total 0",
+        "writescope_controller_worker_restarts_total 0",
+        "writescope_controller_decision_log_errors_total 0",
+        "writescope_controller_model_error_ratio_count 0",
+        "writescope_controller_step_seconds_count 0",
+        "writescope_controller_metrics_dropped_observations_total 0"}) {
+    EXPECT_THAT(text, HasSubstr(series));
+  }
+  // A label from outside cannot break the format.
+  EXPECT_THAT(text, HasSubstr("controller_id=\"controller_\\\"a\\\"\""));
+}
+
+TEST_F(MetricsTest, GarbageIsDroppedAndCounted) {
+  StepSample sample;
+  sample.step_seconds = kNan;
+  sample.observed_cpu_share = -1;
+  metrics_.OnStep(sample, kNan);
+  LoopStatus status;
+  status.rates.cpu_alone = std::numeric_limits<double>::infinity();
+  metrics_.OnTick(status);
+  const std::string text = Text();
+  EXPECT_THAT(text, Not(HasSubstr("Nan")));
+  EXPECT_THAT(text, Not(HasSubstr("nan")));
+  EXPECT_THAT(text, Not(HasSubstr(" +Inf\n")));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_metrics_dropped_observations_total 6"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_step_seconds_count 0"));
+}
+
+TEST_F(MetricsTest, FollowsTheLoop) {
+  StepSample sample;
+  sample.step_seconds = 0.2;
+  sample.observed_cpu_share = 0.6;
+  sample.spilled_bytes = 1000;
+  metrics_.OnStep(sample, 0.22);
+  DecisionRecord record;
+  record.decision.action = Action::kPush;
+  record.decision.share = 0.61;
+  record.outcome = "clamped";
+  metrics_.OnDecision(record);
+  LoopStatus status;
+  status.role = Role::kStandby;
+  status.generation = 12;
+  status.steps_used = 5;
+  metrics_.OnTick(status);
+  status.steps_used = 7;
+  metrics_.OnTick(status);
+  const std::string text = Text();
+  EXPECT_THAT(text, HasSubstr("writescope_controller_measured_step_seconds 0.2"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_predicted_step_seconds 0.22"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_cpu_share_ratio 0.61"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_updates_total{outcome=\"clamped\"} 1"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_decisions_total{action=\"push\"} 1"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_role{role=\"standby\"} 1"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_role{role=\"no worker\"} 0"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_connected 1"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_generation 12"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_steps_total{result=\"used\"} 7"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_model_error_ratio_count 1"));
+}
+
+}  // namespace
+}  // namespace writescope::controller
