@@ -111,7 +111,7 @@ std::string NormalizeNfc(std::string_view text) {
   std::string normalized;
   icu::StringByteSink<std::string> sink(&normalized, static_cast<int32_t>(ordered.size()));
   UErrorCode status = U_ZERO_ERROR;
-  // ICU counts in int32; Encode refuses longer text before it comes here.
+  // ICU counts in int32; Tokenizer::Encode refuses long text before it comes here.
   CHECK_LE(ordered.size(), size_t{INT32_MAX});
   Nfc().normalizeUTF8(0, icu::StringPiece(ordered.data(), static_cast<int32_t>(ordered.size())),
                       sink, nullptr, status);

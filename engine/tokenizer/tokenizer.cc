@@ -15,8 +15,9 @@
 namespace writescope::tokenizer {
 namespace {
 
-// Offsets within a text are int32 in places; far above any context length.
-constexpr size_t kMaxTextBytes = size_t{1} << 30;
+// Far above any context length. A text without a word border takes some 50 times its size in memory
+// while it is merged, and ICU counts its bytes in int32.
+constexpr size_t kMaxTextBytes = size_t{64} << 20;
 
 // Words met before in the same call are looked up. Longer words are rare, and more words than this
 // are not kept.

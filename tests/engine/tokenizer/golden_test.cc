@@ -1,8 +1,11 @@
 // The two real tokenizers against the ids and texts that Hugging Face's library gives.
 #include <gtest/gtest.h>
 
-#include "engine/tokenizer/detokenizer.h"
+#include <random>
+#include <thread>
+
 #include "tests/engine/tokenizer/tokenizer_test_util.h"
+#include "tests/support/seed.h"
 
 namespace writescope::tokenizer {
 namespace {
@@ -30,6 +33,26 @@ TEST_P(GoldenTest, AnswersTwiceAlike) {
   const std::vector<TokenId> twice = EncodeText(tokenizer_, text + "\n" + text + "\n");
   once.insert(once.end(), once.begin(), once.end());
   EXPECT_EQ(once, twice);
+}
+
+TEST_P(GoldenTest, ThreadsShareOneTokenizer) {
+  std::mt19937_64 rng(testing_support::TestSeed());
+  std::vector<std::string> texts;
+  std::vector<std::vector<TokenId>> expected;
+  for (int i = 0; i < 100; ++i) {
+    texts.push_back(RandomText(&rng, 30));
+    expected.push_back(EncodeText(tokenizer_, texts.back()));
+  }
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (size_t i = 0; i < texts.size(); ++i) {
+        EXPECT_EQ(EncodeText(tokenizer_, texts[i]), expected[i]);
+        tokenizer_.Decode(expected[i], /*skip_special=*/true);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 INSTANTIATE_TEST_SUITE_P(Real, GoldenTest, testing::Values("qwen3", "deepseek_v3"));

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
 
 #include "absl/strings/str_cat.h"
+#include "engine/tokenizer/utf8.h"
 #include "tests/engine/tokenizer/tokenizer_test_util.h"
+#include "tests/support/seed.h"
 
 namespace writescope::tokenizer {
 namespace {
@@ -36,6 +39,32 @@ TEST(LoaderTest, EveryTruncationIsRefused) {
     ExpectRefused(LoadFiles(whole.substr(0, size), "").status(), absl::StatusCode::kInvalidArgument,
                   "is not JSON");
   }
+}
+
+TEST(LoaderTest, AnyDamageIsRefusedOrHarmless) {
+  std::mt19937_64 rng(testing_support::TestSeed());
+  const std::string files[] = {ByteLevelFile().dump(), CharacterFile().dump()};
+  int loaded = 0;
+  for (int round = 0; round < 2000; ++round) {
+    std::string text = files[round % 2];
+    for (uint64_t i = 1 + rng() % 3; i > 0; --i) {
+      // Exchanging bytes keeps more of the damage within JSON's syntax than random bytes do.
+      std::swap(text[rng() % text.size()], text[rng() % text.size()]);
+    }
+    const auto tokenizer = LoadFiles(text, "");
+    if (!tokenizer.ok()) continue;
+    ++loaded;
+    const std::vector<TokenId> ids =
+        EncodeText(**tokenizer, "hi the ab c <s>\u00e9" + RandomText(&rng, 5), true);
+    ASSERT_EQ(FindInvalidUtf8((*tokenizer)->Decode(ids, false)), std::string_view::npos);
+  }
+  EXPECT_GT(loaded, 50);
+}
+
+TEST(LoaderTest, DeepNestingIsRefusedNotFollowed) {
+  const std::string open(1 << 20, '[');
+  EXPECT_FALSE(LoadFiles(open, "").ok());
+  EXPECT_FALSE(LoadFiles(open + std::string(1 << 20, ']'), "").ok());
 }
 
 TEST(LoaderTest, UnknownKindsAreNamed) {

@@ -105,6 +105,13 @@ TEST(EncodeTest, NamesSegmentAndByteOfInvalidUtf8) {
   EXPECT_FALSE(tokenizer.Encode(std::vector<Segment>{{"\xE6"}, {"\xAD\xA3"}}, false).ok());
 }
 
+TEST(EncodeTest, RefusesATextBeyondTheLimit) {
+  const std::vector<Segment> segments = {{std::string(size_t{40} << 20, 'a')},
+                                         {std::string(size_t{40} << 20, 'a')}};
+  const absl::Status status = RealTokenizer("qwen3").Encode(segments, false).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+}
+
 TEST(EncodeTest, NulAndEmptyText) {
   for (const char* name : {"qwen3", "deepseek_v3"}) {
     const Tokenizer& tokenizer = RealTokenizer(name);
