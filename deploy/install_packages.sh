@@ -24,7 +24,7 @@ done
 packages=(
   build-essential cmake ninja-build pkg-config
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
-  libabsl-dev libtbb-dev libopenblas-serial-dev libicu-dev
+  libabsl-dev libtbb-dev libopenblas-pthread-dev libicu-dev
   prometheus-cpp-dev nlohmann-json3-dev libcli11-dev
 )
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "engine/base/bf16.h"
@@ -13,8 +15,23 @@
 namespace writescope::kernels {
 namespace {
 
+// The packaged sequential build hands one work buffer to two callers at once (its allocator takes
+// no lock), which showed as wrong products under load. It is used by one thread at a time; the
+// threaded builds lock by themselves.
+std::mutex* SequentialBuildMutex() {
+  static std::mutex* mutex = [] {
+    constexpr int kSequential = 0;
+    // Our callers spread the work; the library's own threads would only get in their way.
+    openblas_set_num_threads(1);
+    return openblas_get_parallel() == kSequential ? new std::mutex : nullptr;
+  }();
+  return mutex;
+}
+
 void Sgemm(int64_t m, int64_t n, int64_t k, const float* x, int64_t x_stride, const float* w,
            int64_t w_stride, bool accumulate, float* y, int64_t y_stride) {
+  std::unique_lock<std::mutex> lock;
+  if (std::mutex* mutex = SequentialBuildMutex()) lock = std::unique_lock(*mutex);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(m),
               static_cast<blasint>(n), static_cast<blasint>(k), 1.0f, x,
               static_cast<blasint>(x_stride), w, static_cast<blasint>(w_stride),
@@ -24,6 +41,27 @@ void Sgemm(int64_t m, int64_t n, int64_t k, const float* x, int64_t x_stride, co
 void WidenRow(const std::byte* from, int64_t count, float* to) {
   const uint16_t* bits = reinterpret_cast<const uint16_t*>(from);
   for (int64_t i = 0; i < count; ++i) to[i] = Bf16ToFloat(bits[i]);
+}
+
+// Whether every caller gets the same product when several call at once.
+bool SurvivesConcurrentCalls() {
+  constexpr int64_t kM = 64, kN = 32, kK = 128;
+  constexpr int kThreads = 4, kCalls = 400;
+  std::vector<int> wrong(kThreads, 0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([t, &wrong] {
+      const std::vector<float> x(kM * kK, 0.5f + static_cast<float>(t)), w(kN * kK, 0.25f);
+      std::vector<float> y(kM * kN);
+      const float want = (0.5f + static_cast<float>(t)) * 0.25f * kK;
+      for (int call = 0; call < kCalls; ++call) {
+        Sgemm(kM, kN, kK, x.data(), kK, w.data(), kK, false, y.data(), kN);
+        for (const float value : y) wrong[static_cast<size_t>(t)] += value != want;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return std::all_of(wrong.begin(), wrong.end(), [](int count) { return count == 0; });
 }
 
 }  // namespace
@@ -78,6 +116,11 @@ std::string BlasSelfTest() {
                "; set OPENBLAS_CORETYPE=Haswell in the environment, or install a newer OpenBLAS";
       }
     }
+  }
+  if (!SurvivesConcurrentCalls()) {
+    return "OpenBLAS mixes up calls from several threads here (" +
+           std::string(openblas_get_config()) +
+           "); install the build with threads, libopenblas0-pthread";
   }
   return {};
 }

@@ -51,7 +51,8 @@ std::span<const SmallGemmVariant> SmallGemmVariants();
 const SmallGemmVariant& ActiveSmallGemmVariant();
 
 // Packaged builds of OpenBLAS have computed nonsense on processors younger than they are. Compares
-// its sgemm with plain loops at a few shapes; returns what is wrong and what to do, or nothing.
+// its sgemm with plain loops at a few shapes, also called by several threads at once; returns what
+// is wrong and what to do, or nothing.
 std::string BlasSelfTest();
 
 }  // namespace writescope::kernels
