@@ -218,7 +218,7 @@ TEST_F(ControlServiceTest, MachineProfileAndLinkPace) {
 }
 
 TEST_F(ControlServiceTest, RealLinkHasNoPace) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.link_simulated = false;
   Start(fake);
   grpc::ClientContext context;

@@ -21,7 +21,7 @@ class DrainTest : public WorkerFixture {
 };
 
 TEST_F(DrainTest, RunningRequestsEndWellWhileNewOnesAreRefused) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.step = absl::Milliseconds(5);
   Start(fake);
   GenerateResult running;

@@ -16,7 +16,7 @@ int Main(int argc, char** argv) {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.step = absl::Milliseconds(20);
   fake.default_max_tokens = 64;
   for (int i = 1; i < argc; ++i) {
@@ -39,7 +39,7 @@ int Main(int argc, char** argv) {
   const absl::Status loaded = worker.Load(
       [&](const runtime::EngineOptions& options,
           runtime::EngineObserver* observer) -> absl::StatusOr<std::unique_ptr<runtime::Engine>> {
-        return std::make_unique<testing::FakeEngine>(options, fake, observer);
+        return std::make_unique<testing_support::FakeEngine>(options, fake, observer);
       });
   if (!loaded.ok()) return 1;
   std::printf("READY\n");

@@ -102,7 +102,7 @@ TEST_F(GenerationServiceTest, TextOfAPlainPromptIsNotSpecial) {
 }
 
 TEST_F(GenerationServiceTest, BadRequestsAreInvalidArguments) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.max_context_tokens = 100;
   Start(fake);
   struct Case {
@@ -141,7 +141,7 @@ TEST_F(GenerationServiceTest, BadRequestsAreInvalidArguments) {
 }
 
 TEST_F(GenerationServiceTest, TextWithoutATokenizerIsRefused) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.has_tokenizer = false;
   Start(fake);
   EXPECT_EQ(Generate(TextRequest("x")).reason(), "NO_TOKENIZER");
@@ -172,7 +172,7 @@ TEST_F(GenerationServiceTest, InvalidUtf8InARequestIsAnInvalidArgument) {
 // R1, R2: a message with broken text anywhere in a stream must not cost a message, nor hang a
 // client.
 TEST_F(GenerationServiceTest, BrokenTextOfTheEngineNeverLeaves) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.edit_event = [](runtime::GenerateEvent& event) {
     if (event.tokens.empty()) return;
     event.text = event.usage.generated_tokens % 2 == 0 ? "\xe6\xad" : "ok";
@@ -202,7 +202,7 @@ TEST_F(GenerationServiceTest, RefusesAMessageAboveTheLimit) {
 }
 
 TEST_F(GenerationServiceTest, ManyPromptLogprobsAreSplit) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.edit_event = [](runtime::GenerateEvent& event) {
     if (!event.finish.has_value()) return;
     for (int i = 0; i < 1200; ++i) {
@@ -251,7 +251,7 @@ TEST_F(GenerationServiceTest, DuplicateIdIsRefusedWhileInFlight) {
 }
 
 TEST_F(GenerationServiceTest, FullQueueSaysSoAndDoesNotCommitTheCall) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.max_sequences = 1;
   fake.max_queue = 0;
   Start(fake);
@@ -322,7 +322,7 @@ TEST_F(GenerationServiceTest, DeadlineOfOneMillisecondHarmsNobody) {
 }
 
 TEST_F(GenerationServiceTest, ManyClientsThatLeaveAtRandomLeaveNothingBehind) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.step = absl::Microseconds(200);
   fake.max_queue = 100;
   Start(fake);

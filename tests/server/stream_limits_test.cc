@@ -10,7 +10,7 @@ using grpc::StatusCode;
 class StreamLimitsTest : public WorkerFixture {
  protected:
   void StartWithLongMessages() {
-    testing::FakeEngineOptions fake;
+    testing_support::FakeEngineOptions fake;
     fake.step = absl::Microseconds(200);
     fake.words = {std::string(64 << 10, 'w')};
     Start(fake, [](WorkerConfig& config) {
@@ -61,7 +61,7 @@ TEST_F(StreamLimitsTest, ReaderThatNeverReadsIsCutOffAndNobodyElseNotices) {
 }
 
 TEST_F(StreamLimitsTest, SlowButSteadyReaderGetsEverything) {
-  testing::FakeEngineOptions fake;
+  testing_support::FakeEngineOptions fake;
   fake.step = absl::Microseconds(100);
   Start(fake);
   v1::GenerateRequest request = TextRequest("x");
@@ -93,7 +93,7 @@ class KeepaliveTest : public WorkerFixture {
     TaskPool pool(1, 4);
     StreamPump pump;
     GenerationServiceImpl service(&slot, &metrics, &pool, &pump, {});
-    testing::FakeEngine engine({}, {}, nullptr);
+    testing_support::FakeEngine engine({}, {}, nullptr);
     slot.Set(&engine);
     auto server = GrpcServer::Create(options, {&service});
     EXPECT_TRUE(server.ok()) << server.status();

@@ -96,18 +96,19 @@ void WorkerFixture::ListenOnly(const std::function<void(WorkerConfig&)>& edit) {
   control_ = v1::WorkerControlService::NewStub(control_channel_);
 }
 
-void WorkerFixture::Load(testing::FakeEngineOptions fake) {
+void WorkerFixture::Load(testing_support::FakeEngineOptions fake) {
   const absl::Status status = worker_->Load(
       [&](const runtime::EngineOptions& options,
           runtime::EngineObserver* observer) -> absl::StatusOr<std::unique_ptr<runtime::Engine>> {
-        auto engine = std::make_unique<testing::FakeEngine>(options, std::move(fake), observer);
+        auto engine =
+            std::make_unique<testing_support::FakeEngine>(options, std::move(fake), observer);
         engine_ = engine.get();
         return engine;
       });
   ASSERT_TRUE(status.ok()) << status;
 }
 
-void WorkerFixture::Start(testing::FakeEngineOptions fake,
+void WorkerFixture::Start(testing_support::FakeEngineOptions fake,
                           const std::function<void(WorkerConfig&)>& edit) {
   ASSERT_NO_FATAL_FAILURE(ListenOnly(edit));
   ASSERT_NO_FATAL_FAILURE(Load(std::move(fake)));

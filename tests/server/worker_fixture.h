@@ -49,10 +49,10 @@ std::string Scrape(const std::string& address);
 class WorkerFixture : public ::testing::Test {
  protected:
   // Listens and loads.
-  void Start(testing::FakeEngineOptions fake = {},
+  void Start(testing_support::FakeEngineOptions fake = {},
              const std::function<void(WorkerConfig&)>& edit = {});
   void ListenOnly(const std::function<void(WorkerConfig&)>& edit = {});
-  void Load(testing::FakeEngineOptions fake = {});
+  void Load(testing_support::FakeEngineOptions fake = {});
   void TearDown() override;
 
   std::shared_ptr<grpc::Channel> Connect(const std::string& address,
@@ -66,7 +66,7 @@ class WorkerFixture : public ::testing::Test {
   std::string MetricsText() const;
 
   std::unique_ptr<Worker> worker_;
-  testing::FakeEngine* engine_ = nullptr;
+  testing_support::FakeEngine* engine_ = nullptr;
   std::shared_ptr<grpc::Channel> channel_;
   std::shared_ptr<grpc::Channel> control_channel_;
   std::unique_ptr<v1::GenerationService::Stub> generation_;

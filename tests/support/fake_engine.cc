@@ -10,7 +10,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/runtime/error_reason.h"
 
-namespace writescope::testing {
+namespace writescope::testing_support {
 namespace {
 
 using runtime::WithReason;
@@ -423,4 +423,4 @@ void FakeEngine::Done(const Running& running, const absl::Status& status,
   running.sink->OnDone(status);
 }
 
-}  // namespace writescope::testing
+}  // namespace writescope::testing_support

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "engine/runtime/engine.h"
 
-namespace writescope::testing {
+namespace writescope::testing_support {
 
 struct FakeEngineOptions {
   absl::Duration step = absl::Milliseconds(2);
@@ -121,4 +121,4 @@ class FakeEngine final : public runtime::Engine {
   std::thread thread_;
 };
 
-}  // namespace writescope::testing
+}  // namespace writescope::testing_support
