@@ -43,7 +43,7 @@ PLANTED = {
     "kernel uses a base header off its list":
         ("engine/kernels/gemm.cc", "+#include \"engine/base/log.h\"\n", "include"),
     "kernel uses Abseil": ("engine/kernels/gemm.cc", "+#include \"absl/status/status.h\"\n", "include"),
-    "kernel makes threads": ("engine/kernels/gemm.cc", "+#include <thread>\n", "include"),
+    "kernel makes threads": ("engine/kernels/gemm_avx2.cc", "+#include <thread>\n", "include"),
     "engine uses gRPC": ("engine/runtime/engine.cc", "+#include \"grpcpp/server.h\"\n", "include"),
     "engine uses our protos":
         ("engine/runtime/engine.cc", "+#include \"writescope/v1/control.pb.h\"\n", "include"),
