@@ -1,0 +1,214 @@
+// The worker and the controller as they are shipped, on the demo checkpoint: the share follows the
+// link, and neither's death harms a request.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "grpcpp/grpcpp.h"
+#include "tests/e2e/harness.h"
+#include "tests/support/demo_prompt.h"
+#include "writescope/v1/control.grpc.pb.h"
+#include "writescope/v1/generation.grpc.pb.h"
+
+namespace writescope::e2e {
+namespace {
+
+const std::string kModel = WRITESCOPE_SOURCE_DIR "/deploy/demo-model";
+
+bool Soon(const std::function<bool()>& holds, absl::Duration limit = absl::Seconds(30)) {
+  for (const absl::Time end = absl::Now() + limit; absl::Now() < end;) {
+    if (holds()) return true;
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  return false;
+}
+
+class TwoProcessesTest : public ::testing::Test {
+ protected:
+  void StartWorkerOn(const std::string& generation, const std::string& control) {
+    // The planned cut: its share is what the controller says, so that moving it can be seen.
+    auto worker =
+        StartWorker(WORKER, {"--model=" + kModel, "--vram-budget=24MiB", "--host-budget=128MiB",
+                             "--max-sequences=4", "--cut=planned", "--link-gbps=0.2", "--workers=1",
+                             "--no-retention", "--listen=" + generation,
+                             "--control-listen=" + control, "--metrics-listen=127.0.0.1:0"});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    generation_ = v1::GenerationService::NewStub(
+        grpc::CreateChannel(worker_.generation, grpc::InsecureChannelCredentials()));
+    control_ = v1::WorkerControlService::NewStub(
+        grpc::CreateChannel(worker_.control, grpc::InsecureChannelCredentials()));
+  }
+  void SetUp() override { StartWorkerOn("127.0.0.1:0", "127.0.0.1:0"); }
+
+  std::unique_ptr<ChildProcess> StartController(const std::string& id) {
+    auto controller = ChildProcess::Start(
+        CONTROLLER, {"--worker=" + worker_.control, "--controller-id=" + id, "--interval=100ms",
+                     "--lease=2s", absl::StrCat("--metrics-listen=127.0.0.1:", FreePort())});
+    EXPECT_TRUE(controller.ok()) << controller.status();
+    return *std::move(controller);
+  }
+
+  v1::GetWorkerStateResponse State() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    v1::GetWorkerStateResponse state;
+    EXPECT_TRUE(control_->GetWorkerState(&context, {}, &state).ok());
+    return state;
+  }
+  std::string Holder() { return State().share().controller_id(); }
+  double PlannedShare() { return State().last_decode_step().planned_cpu_share(); }
+  bool HolderIs(const std::string& id) {
+    return Soon([&] { return Holder() == id; });
+  }
+
+  void SetPace(double bytes_per_second) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    v1::SetLinkPaceRequest request;
+    request.set_bytes_per_second(bytes_per_second);
+    v1::SetLinkPaceResponse response;
+    EXPECT_TRUE(control_->SetLinkPace(&context, request, &response).ok());
+  }
+
+  // A request over mostly spilled KV that decodes until its client leaves or it has `max_tokens`.
+  struct Running {
+    grpc::ClientContext context;
+    std::thread reader;
+    grpc::Status status;
+    std::vector<uint32_t> tokens;
+    v1::Finish finish;
+    ~Running() {
+      context.TryCancel();
+      if (reader.joinable()) reader.join();
+    }
+  };
+  std::unique_ptr<Running> Generate(uint32_t max_tokens) {
+    auto running = std::make_unique<Running>();
+    running->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(150));
+    running->reader = std::thread([this, max_tokens, r = running.get()] {
+      v1::GenerateRequest request;
+      request.set_text(testing::PlantedProse(testing::ReadText(kModel + "/prose.txt"), 24000,
+                                             testing::RandomHarborCodes(2, 5)));
+      request.mutable_sampling()->set_temperature(0);
+      request.mutable_stopping()->set_max_tokens(max_tokens);
+      request.mutable_stopping()->set_ignore_eos(true);
+      auto stream = generation_->Generate(&r->context, request);
+      for (v1::GenerateResponse message; stream->Read(&message);) {
+        r->tokens.insert(r->tokens.end(), message.token_ids().begin(), message.token_ids().end());
+        if (message.has_finish()) r->finish = message.finish();
+      }
+      r->status = stream->Finish();
+    });
+    return running;
+  }
+  bool AwaitDecoding() {
+    const uint64_t before = State().steps_total();
+    return Soon([&] {
+      const auto state = State();
+      return state.steps_total() > before + 20 && state.last_decode_step().spilled_bytes() > 0;
+    });
+  }
+
+  WorkerProcess worker_;
+  std::unique_ptr<v1::GenerationService::Stub> generation_;
+  std::unique_ptr<v1::WorkerControlService::Stub> control_;
+};
+
+TEST_F(TwoProcessesTest, TheShareMovesTheRightWayWhenTheLinkChanges) {
+  const auto controller = StartController("c");
+  const auto running = Generate(20000);
+  ASSERT_TRUE(HolderIs("c")) << controller->output();
+  ASSERT_TRUE(AwaitDecoding());
+  // The pace at which the share lies well inside (0, 1) depends on the machine: look for it.
+  double pace = 0.2e9;
+  const auto settled = [&] {
+    double last = -1;
+    Soon([&] {
+      absl::SleepFor(absl::Seconds(1));
+      const double share = PlannedShare();
+      const bool same = std::fabs(share - last) < 0.02;
+      last = share;
+      return same;
+    });
+    return last;
+  };
+  double share = settled();
+  for (int i = 0; i < 6 && (share < 0.25 || share > 0.75); ++i) {
+    pace *= share < 0.25 ? 0.5 : 2;
+    SetPace(pace);
+    share = settled();
+  }
+  ASSERT_GT(share, 0.1) << "pace " << pace << "\n" << controller->output();
+  ASSERT_LT(share, 0.9) << "pace " << pace << "\n" << controller->output();
+  SetPace(pace / 2);
+  EXPECT_TRUE(Soon([&] { return PlannedShare() > share + 0.05; }))
+      << "share " << share << " at " << pace << ", " << PlannedShare() << " at half of it\n"
+      << controller->output();
+  const double slow = PlannedShare();
+  SetPace(pace * 2);
+  EXPECT_TRUE(Soon([&] { return PlannedShare() < slow - 0.1; }))
+      << "share " << slow << " before, " << PlannedShare() << " at twice the pace\n"
+      << controller->output();
+  EXPECT_EQ(State().moved_bytes_total(), 0u);
+}
+
+TEST_F(TwoProcessesTest, AKilledControllerIsNotNoticedAndItsSuccessorTakesOver) {
+  auto first = StartController("first");
+  ASSERT_TRUE(HolderIs("first"));
+  const auto running = Generate(2500);
+  ASSERT_TRUE(AwaitDecoding());
+  const auto second = StartController("second");
+  // Stands by for longer than a lease.
+  absl::SleepFor(absl::Seconds(3));
+  EXPECT_EQ(Holder(), "first");
+  const uint64_t generation = State().share().generation();
+  first->Kill();
+  EXPECT_TRUE(HolderIs("second"));
+  EXPECT_GT(State().share().generation(), generation);
+  // The first again: it stands by in turn.
+  first = StartController("first");
+  absl::SleepFor(absl::Seconds(3));
+  EXPECT_EQ(Holder(), "second");
+  const uint64_t by_second = State().share().generation();
+  second->Kill();
+  EXPECT_TRUE(HolderIs("first"));
+  EXPECT_GT(State().share().generation(), by_second);
+  running->reader.join();
+  EXPECT_TRUE(running->status.ok()) << running->status.error_message();
+  EXPECT_EQ(running->tokens.size(), 2500u);
+  EXPECT_EQ(running->finish.reason(), v1::FINISH_REASON_MAX_TOKENS);
+}
+
+TEST_F(TwoProcessesTest, WithoutAControllerTheWorkersOwnRooflineIsInForce) {
+  auto controller = StartController("c");
+  ASSERT_TRUE(HolderIs("c"));
+  controller->Kill();
+  EXPECT_TRUE(HolderIs(""));
+  const auto running = Generate(50);
+  running->reader.join();
+  EXPECT_TRUE(running->status.ok()) << running->status.error_message();
+}
+
+TEST_F(TwoProcessesTest, AControllerFindsARestartedWorker) {
+  const auto controller = StartController("c");
+  ASSERT_TRUE(HolderIs("c"));
+  const std::string generation = worker_.generation;
+  const std::string control = worker_.control;
+  worker_.process->Kill();
+  StartWorkerOn(generation, control);
+  if (HasFatalFailure()) return;
+  EXPECT_TRUE(HolderIs("c")) << controller->output();
+  EXPECT_TRUE(controller->running());
+}
+
+}  // namespace
+}  // namespace writescope::e2e
