@@ -47,6 +47,9 @@ class Queue {
   virtual void Copy(std::byte* to, const std::byte* from, int64_t size_bytes) = 0;
   // Sets bytes of device memory to zero.
   virtual void Zero(std::byte* to, int64_t size_bytes) = 0;
+  // The same for `num_rows` rows of `row_bytes`, `stride_bytes` from one to the next.
+  virtual void ZeroRows(std::byte* to, int64_t row_bytes, int64_t stride_bytes,
+                        int64_t num_rows) = 0;
   // Writes the time at which the queue gets here. `seconds` lives until the queue has passed.
   virtual void RecordTime(double* seconds) = 0;
 

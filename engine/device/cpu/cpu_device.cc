@@ -77,6 +77,13 @@ class CpuDeviceImpl final : public CpuDevice {
         compute_("compute", nullptr),
         upload_("upload", &pace_),
         download_("download", &pace_) {}
+  ~CpuDeviceImpl() override {
+    // Work of one queue may wait for an event of another; all have run before the first queue goes.
+    for (Queue* queue : {static_cast<Queue*>(&compute_), static_cast<Queue*>(&upload_),
+                         static_cast<Queue*>(&download_)}) {
+      queue->Record().Wait(absl::InfiniteDuration()).IgnoreError();
+    }
+  }
 
   std::string name() const override { return "cpu"; }
   absl::StatusOr<Buffer> AllocateDevice(int64_t size_bytes, std::string_view label) override {

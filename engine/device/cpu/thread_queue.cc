@@ -57,15 +57,26 @@ void ThreadQueue::WaitFor(Event event) {
   if (event.queue == this || event.Done()) return;
   Launch([this, event] {
     if (absl::Status status = event.Wait(kEventWaitLimit); !status.ok()) SetError(status);
+    not_before_s_ = NowSeconds();
   });
 }
 
 void ThreadQueue::Copy(std::byte* to, const std::byte* from, int64_t size_bytes) {
-  Launch([=, this] { PacedCopy(to, from, size_bytes); });
+  const double submitted_s = NowSeconds();
+  Launch([=, this] { PacedCopy(to, from, size_bytes, submitted_s); });
 }
 
 void ThreadQueue::Zero(std::byte* to, int64_t size_bytes) {
   Launch([=] { std::memset(to, 0, static_cast<size_t>(size_bytes)); });
+}
+
+void ThreadQueue::ZeroRows(std::byte* to, int64_t row_bytes, int64_t stride_bytes,
+                           int64_t num_rows) {
+  Launch([=] {
+    for (int64_t row = 0; row < num_rows; ++row) {
+      std::memset(to + row * stride_bytes, 0, static_cast<size_t>(row_bytes));
+    }
+  });
 }
 
 void ThreadQueue::RecordTime(double* seconds) {
@@ -126,14 +137,14 @@ void ThreadQueue::SetError(absl::Status status) {
   if (error_.ok()) error_ = std::move(status);
 }
 
-void ThreadQueue::PacedCopy(std::byte* to, const std::byte* from, int64_t size_bytes) {
-  const double start = NowSeconds();
+void ThreadQueue::PacedCopy(std::byte* to, const std::byte* from, int64_t size_bytes,
+                            double submitted_s) {
   std::memcpy(to, from, static_cast<size_t>(size_bytes));
   const double pace = pace_ == nullptr ? 0 : pace_->load(std::memory_order_relaxed);
   if (pace <= 0) return;
-  // Copies that follow one another closely share one timeline, so that late wake-ups do not add up.
-  constexpr double kSameBurst_s = 1e-3;
-  link_free_at_s_ = std::max(link_free_at_s_, start - kSameBurst_s);
+  // The link begins when the copy was there and the one before was through, not when this thread
+  // happens to wake: so late wake-ups do not add up, and an idle link saves up nothing.
+  link_free_at_s_ = std::max({link_free_at_s_, submitted_s, not_before_s_});
   link_free_at_s_ += static_cast<double>(size_bytes) / pace;
   if (link_free_at_s_ > NowSeconds()) SleepUntil(link_free_at_s_);
 }

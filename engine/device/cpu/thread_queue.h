@@ -27,6 +27,7 @@ class ThreadQueue final : public CpuQueue {
   void WaitFor(Event event) override;
   void Copy(std::byte* to, const std::byte* from, int64_t size_bytes) override;
   void Zero(std::byte* to, int64_t size_bytes) override;
+  void ZeroRows(std::byte* to, int64_t row_bytes, int64_t stride_bytes, int64_t num_rows) override;
   void RecordTime(double* seconds) override;
   void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
   void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout) override;
@@ -37,11 +38,14 @@ class ThreadQueue final : public CpuQueue {
  private:
   void Run();
   void SetError(absl::Status status);
-  void PacedCopy(std::byte* to, const std::byte* from, int64_t size_bytes);
+  void PacedCopy(std::byte* to, const std::byte* from, int64_t size_bytes, double submitted_s);
 
   const std::string name_;
   const std::atomic<double>* const pace_;
-  double link_free_at_s_ = 0;  // Queue thread only.
+  // Queue thread only: when the copies so far are through at their pace, and when the last wait for
+  // another queue ended.
+  double link_free_at_s_ = 0;
+  double not_before_s_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable submitted_;
