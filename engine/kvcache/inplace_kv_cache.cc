@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/units.h"
 
 namespace writescope::kvcache {
 namespace {
@@ -46,6 +48,14 @@ InplaceKvCache::InplaceKvCache(const Options& options, device::Device& device, B
       workspace_(std::move(workspace)),
       sequences_(static_cast<size_t>(options.max_sequences)) {}
 
+InplaceKvCache::~InplaceKvCache() {
+  for (device::Queue* queue : {&device_.compute(), &device_.download()}) {
+    if (absl::Status idle = queue->Record().Wait(options_.wait_limit * 15); !idle.ok()) {
+      Log(LogLevel::kError, "the KV cache goes while a queue works", {{"status", idle.ToString()}});
+    }
+  }
+}
+
 int64_t InplaceKvCache::bytes_per_token() const {
   return options_.geometry.block_bytes() * options_.num_layers / kBlockTokens;
 }
@@ -63,8 +73,8 @@ int64_t InplaceKvCache::HeldPrefixBlocks(std::span<const TokenId> tokens,
   PrefixIndex::EntryId entry = PrefixIndex::kRoot;
   const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(tokens.size()));
   for (int64_t position = 0; position + kBlockTokens <= limit; position += kBlockTokens) {
-    const PrefixIndex::Found found = blocks_.FindPrefix(
-        entry, tokens.subspan(static_cast<size_t>(position), kBlockTokens));
+    const PrefixIndex::Found found =
+        blocks_.FindPrefix(entry, tokens.subspan(static_cast<size_t>(position), kBlockTokens));
     if (found.entry == PrefixIndex::kNone) break;
     entry = found.entry;
     if (blocks_.holders(found.block_id) > 0) ++held;
@@ -202,6 +212,36 @@ absl::Status InplaceKvCache::ClearTailHalf(int slot, int half) {
   return absl::OkStatus();
 }
 
+void InplaceKvCache::ZeroTailFrom(int slot, int half, int first_slot, int num_layers) {
+  const KvGeometry& kv = options_.geometry;
+  const int word_values = KvWordValues(kv.dtype);
+  const int64_t value_bytes = KvDtypeBytes(kv.dtype);
+  const int64_t word_bytes = word_values * value_bytes;
+  device::Queue& queue = device_.compute();
+  // Zeroes a plane from `at` in rows up to where whole ones begin, then those.
+  const auto zero = [&](std::byte* plane, int64_t plane_bytes, int64_t at, int64_t row_bytes,
+                        int64_t stride_bytes, int64_t num_rows, int64_t whole_from) {
+    if (whole_from > at) queue.ZeroRows(plane + at, row_bytes, stride_bytes, num_rows);
+    if (whole_from < plane_bytes) queue.Zero(plane + whole_from, plane_bytes - whole_from);
+  };
+  const int tile = static_cast<int>(CeilDiv(first_slot, kTileTokens));
+  const int group = static_cast<int>(CeilDiv(first_slot, word_values));
+  for (int layer = 0; layer < num_layers; ++layer) {
+    for (int head = 0; head < kv.num_kv_heads; ++head) {
+      std::byte* k_plane = TailAddress(slot, half).At(layer) + head * kv.head_bytes();
+      zero(k_plane, kv.k_plane_bytes(), KIndex(first_slot, 0, kv.k_dim, word_values) * value_bytes,
+           (tile * kTileTokens - first_slot) * word_bytes, kTileTokens * word_bytes,
+           kv.k_dim / word_values,
+           KIndex(tile * kTileTokens, 0, kv.k_dim, word_values) * value_bytes);
+      if (kv.value_in_key) continue;
+      zero(k_plane + kv.k_plane_bytes(), kv.v_plane_bytes(),
+           VIndex(first_slot, 0, kv.v_dim, word_values) * value_bytes,
+           (group * word_values - first_slot) * value_bytes, word_bytes, kv.v_dim,
+           VIndex(group * word_values, 0, kv.v_dim, word_values) * value_bytes);
+    }
+  }
+}
+
 absl::StatusOr<UnitWrite> InplaceKvCache::PlanUnit(int slot, int64_t position, int64_t end,
                                                    WritePlan* plan, int* workspace_used) {
   UnitWrite write;
@@ -252,6 +292,7 @@ absl::StatusOr<WritePlan> InplaceKvCache::PrepareWrite(int slot, int num_tokens,
                  .num_tokens = num_tokens,
                  .units = {},
                  .open_half = s.open_half};
+  s.layers_written = 0;
   const int workspace_before = *workspace_used;
   const int64_t end = s.length + num_tokens;
   for (int64_t position = s.length; position < end;) {
@@ -282,6 +323,7 @@ void InplaceKvCache::CopyToHome(int block_id, int layer, const std::byte* from) 
 }
 
 void InplaceKvCache::CommitLayer(const WritePlan& plan, int layer) {
+  sequence(plan.slot).layers_written = layer + 1;
   bool waited = false;
   for (const UnitWrite& write : plan.units) {
     if (write.block_id < 0) continue;
@@ -327,9 +369,15 @@ void InplaceKvCache::AbandonWrite(const WritePlan& plan) {
   }
   UndoBlocks(s, plan);
   for (const UnitWrite& write : plan.units) {
-    // A unit that this step began holds nothing of value.
-    if (write.tail_half >= 0 && write.first_slot == 0) s.half_dirty[write.tail_half] = true;
+    if (write.tail_half < 0) continue;
+    if (write.first_slot == 0) {
+      // A unit that this step began holds nothing of value.
+      s.half_dirty[write.tail_half] = true;
+    } else {
+      ZeroTailFrom(plan.slot, write.tail_half, write.first_slot, s.layers_written);
+    }
   }
+  s.layers_written = 0;
 }
 
 absl::Status InplaceKvCache::PollCommits(int slot, bool wait) {

@@ -87,6 +87,8 @@ class InplaceKvCache {
   }
   static absl::StatusOr<std::unique_ptr<InplaceKvCache>> Create(const Options& options,
                                                                 device::Device& device);
+  // Waits for copies under way: they read and write this memory.
+  ~InplaceKvCache();
 
   const BlockTable& blocks() const { return blocks_; }
   BlockTable& mutable_blocks() { return blocks_; }
@@ -117,15 +119,15 @@ class InplaceKvCache {
   // Where the next tokens go. `workspace_used` counts the step's workspace units over its
   // sequences. RESOURCE_EXHAUSTED when a block cannot be had: nothing has changed then.
   absl::StatusOr<WritePlan> PrepareWrite(int slot, int num_tokens, int* workspace_used);
-  // After the layer's writes have been submitted to the compute queue: commits what left the tail
-  // out.
+  // After the layer's writes have been submitted to the compute queue, for every layer written:
+  // commits what left the tail out.
   void CommitLayer(const WritePlan& plan, int layer);
   // Before a layer writes to the workspace: waits on the compute queue for the commits of the layer
   // that used it before.
   void AwaitWorkspace(int layer);
   // After all layers: the tokens are in, tails that are full are committed.
   void FinishWrite(const WritePlan& plan, std::span<const TokenId> tokens);
-  // Instead, when the step failed: the sequence is as before, but for its open tail.
+  // Instead, when the step failed: the sequence is as before.
   void AbandonWrite(const WritePlan& plan);
   // Takes note of commits that have landed. With `wait` all of the sequence's have.
   absl::Status PollCommits(int slot, bool wait);
@@ -153,6 +155,7 @@ class InplaceKvCache {
     std::vector<PendingCommit> pending;
     int open_half = 0;                  // Of the tail: holds the open unit
     bool half_dirty[2] = {true, true};  // Holds what is no longer needed: zero it before use
+    int layers_written = 0;             // Of the plan under way
     std::vector<TokenId> tokens;
     int64_t indexed_units = 0;
     PrefixIndex::EntryId last_entry = PrefixIndex::kRoot;
@@ -170,6 +173,8 @@ class InplaceKvCache {
   absl::StatusOr<UnitWrite> PlanUnit(int slot, int64_t position, int64_t end, WritePlan* plan,
                                      int* workspace_used);
   absl::Status ClearTailHalf(int slot, int half);
+  // Zeroes slots [first_slot, 64) of a tail half.
+  void ZeroTailFrom(int slot, int half, int first_slot, int num_layers);
   // The only function that writes a sealed block's home from elsewhere.
   void CopyToHome(int block_id, int layer, const std::byte* from);
   void IndexSealed(Sequence& s);
