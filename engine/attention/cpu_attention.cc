@@ -88,7 +88,7 @@ void CpuAttention::RunWorker(int index, StepContext& step) {
     if (blocks > 0) {
       Flush(worker);
       progress.last_report_ns.store(NowNs(), std::memory_order_relaxed);
-      progress.cpu_reported.fetch_add(blocks, std::memory_order_acq_rel);
+      progress.cpu_reported.fetch_add(blocks, std::memory_order_seq_cst);
     }
     step.SignalIfDone(layer);
   }
@@ -115,7 +115,7 @@ bool CpuAttention::ClaimParts(Worker& worker, StepContext& step, int layer, int6
   const int64_t host_blocks = step.host_blocks();
   // Host blocks first: nobody else can take them.
   if (progress.host_claimed.load(std::memory_order_relaxed) < host_blocks) {
-    const int64_t first = progress.host_claimed.fetch_add(claim_blocks_, std::memory_order_acq_rel);
+    const int64_t first = progress.host_claimed.fetch_add(claim_blocks_, std::memory_order_seq_cst);
     if (first < host_blocks) {
       *count = std::min(claim_blocks_, host_blocks - first);
       step.attention->runs.host.Slice(first, *count, &worker.parts);

@@ -38,10 +38,10 @@ HybridAttention::HybridAttention(const Options& options, ops::Ops& ops,
     : options_(options),
       ops_(ops),
       blocks_(blocks),
+      layers_(new LayerProgress[static_cast<size_t>(options.num_layers)]),
       cpu_(std::move(cpu)),
       pump_(std::move(pump)),
       team_(WorkerTeam::Create(options.num_workers)),
-      layers_(new LayerProgress[static_cast<size_t>(options.num_layers)]),
       layer_times_(static_cast<size_t>(options.num_layers)) {}
 
 HybridAttention::~HybridAttention() { step_.abort.store(true); }
@@ -73,6 +73,8 @@ void HybridAttention::BeginStep(const StepAttention& attention, const SharePlan&
   }
   if (step_.handoff) {
     CHECK_LE(attention.num_rows, options_.max_sequences);
+    // The CPU's kernels take one query a sequence, which sees every sealed block.
+    CHECK_EQ(attention.num_rows, static_cast<int>(attention.rows.size()));
     cpu_->ResetPartials(attention.num_rows);
     team_->Start([this](int worker) { cpu_->RunWorker(worker, step_); });
   }
@@ -151,7 +153,7 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
   }
   AttendOnDevice(attention, layer, q, state, /*timed=*/true);
   while (true) {
-    std::optional<Wave> wave = pump_->NextWave();
+    const std::optional<Wave> wave = pump_->NextWave();
     if (!wave.has_value()) {
       return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",
                                                       layer, " within ",
@@ -186,8 +188,7 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
 }
 
 bool HybridAttention::CpuAtWork(int layer) const {
-  return step_.handoff &&
-         step_.flags[layer].cpu_done.load(std::memory_order_acquire) < step_.epoch;
+  return step_.handoff && step_.flags[layer].cpu_done.load(std::memory_order_acquire) < step_.epoch;
 }
 
 absl::Status HybridAttention::Abort(absl::Status why) {

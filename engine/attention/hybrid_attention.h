@@ -116,11 +116,12 @@ class HybridAttention {
   const Options options_;
   ops::Ops& ops_;
   const kvcache::BlockTable& blocks_;
-  std::unique_ptr<CpuAttention> cpu_;
-  std::unique_ptr<LinkPump> pump_;
-  std::unique_ptr<WorkerTeam> team_;
   std::unique_ptr<LayerProgress[]> layers_;
   StepContext step_;
+  std::unique_ptr<CpuAttention> cpu_;
+  // Their threads use what is above, so they end first.
+  std::unique_ptr<LinkPump> pump_;
+  std::unique_ptr<WorkerTeam> team_;
   std::vector<LayerTimes> layer_times_;
   std::deque<OpTime> attend_times_;
   double begin_s_ = 0;

@@ -64,22 +64,28 @@ void LinkPump::Start(StepContext* step) {
   copies_.clear();
   in_flight_.clear();
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     CHECK(!busy_) << "the pump is still at the last step";
     busy_ = true;
   }
   CHECK(steps_.TryPush(std::move(step)));
 }
 
+std::optional<Wave> LinkPump::NextWave() {
+  uint64_t waits_before = device_waits_.load(std::memory_order_acquire);
+  while (true) {
+    std::optional<Wave> wave = waves_->Pop(options_.wait_limit);
+    const uint64_t waits = device_waits_.load(std::memory_order_acquire);
+    if (wave.has_value() || (waits == waits_before && waits % 2 == 0)) return wave;
+    waits_before = waits;
+  }
+}
+
 void LinkPump::Release(int slot, device::Event read) { CHECK(free_slots_->TryPush({slot, read})); }
 
 bool LinkPump::AwaitDone(absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(
-      absl::Condition(
-          +[](LinkPump* pump) ABSL_EXCLUSIVE_LOCKS_REQUIRED(pump->mutex_) { return !pump->busy_; },
-          this),
-      timeout);
+  std::unique_lock lock(mutex_);
+  return idle_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return !busy_; });
 }
 
 void LinkPump::Loop() {
@@ -88,8 +94,9 @@ void LinkPump::Loop() {
     for (int layer = 0; layer < step.num_layers; ++layer) {
       if (!StreamLayer(step, layer)) break;
     }
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     busy_ = false;
+    idle_.notify_all();
   }
 }
 
@@ -196,9 +203,15 @@ std::optional<LinkPump::FreeSlot> LinkPump::TakeSlot(const StepContext& step) {
   while (!step.abort.load(std::memory_order_relaxed)) {
     if (std::optional<FreeSlot> slot = free_slots_->Pop(absl::Milliseconds(50))) {
       // Waiting here, not only on the queue, keeps claims from running ahead of the ring.
-      while (!slot->read.Wait(absl::Milliseconds(50)).ok()) {
-        if (step.abort.load(std::memory_order_relaxed)) return std::nullopt;
+      bool read = slot->read.Done();
+      if (!read) device_waits_.fetch_add(1, std::memory_order_acq_rel);
+      while (!read && !step.abort.load(std::memory_order_relaxed)) {
+        read = slot->read.Wait(absl::Milliseconds(50)).ok();
       }
+      if (device_waits_.load(std::memory_order_relaxed) % 2 != 0) {
+        device_waits_.fetch_add(1, std::memory_order_acq_rel);
+      }
+      if (!read) return std::nullopt;
       return slot;
     }
     if (free_slots_->closed()) return std::nullopt;

@@ -3,9 +3,12 @@
 // ring has room.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -49,8 +52,10 @@ class LinkPump {
 
   // Engine thread. The last step must have ended.
   void Start(StepContext* step);
-  // Engine thread: the next wave, in order; nothing when none comes within the wait limit.
-  std::optional<Wave> NextWave() { return waves_->Pop(options_.wait_limit); }
+  // Engine thread: the next wave, in order; nothing when none comes within the wait limit. Time in
+  // which the pump waits for the device to read a slot does not count: the device has dense work
+  // too, and how long that takes is its own affair.
+  std::optional<Wave> NextWave();
   // Engine thread: the slot's bytes are needed until `read`.
   void Release(int slot, device::Event read);
   // Engine thread: whether the step's copies have all been put on the way, or given up.
@@ -86,11 +91,13 @@ class LinkPump {
   std::unique_ptr<BoundedQueue<FreeSlot>> free_slots_;
   std::unique_ptr<BoundedQueue<Wave>> waves_;
   BoundedQueue<StepContext*> steps_{1};
-  std::deque<CopyRecord> copies_;        // Pump thread during a step; deque: addresses stay
-  std::deque<device::Event> in_flight_;  // Pump thread
+  std::atomic<uint64_t> device_waits_{0};  // Begun and ended: odd while the pump is in one
+  std::deque<CopyRecord> copies_;          // Pump thread during a step; deque: addresses stay
+  std::deque<device::Event> in_flight_;    // Pump thread
 
-  absl::Mutex mutex_;
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  bool busy_ = false;  // Guarded by mutex_
   std::thread thread_;
 };
 

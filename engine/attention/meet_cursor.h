@@ -8,7 +8,9 @@
 
 namespace writescope::attention {
 
-// Reset comes before the first claim. ClaimFront: one thread; the rest is thread-safe.
+// Reset comes before the first claim. ClaimFront: one thread; the rest is thread-safe. Claims are
+// sequentially consistent, since the end of a layer is found by comparing them with another counter
+// (StepContext::SignalIfDone).
 class MeetCursor {
  public:
   struct Claim {
@@ -33,7 +35,7 @@ class MeetCursor {
           std::min({wanted, max_front_ - front, num_blocks_ - front - Back(seen)});
       if (count <= 0) return {};
       if (claimed_.compare_exchange_weak(seen, Pack(front + count, Back(seen)),
-                                         std::memory_order_acq_rel)) {
+                                         std::memory_order_seq_cst)) {
         return {front, count};
       }
     }
@@ -46,7 +48,7 @@ class MeetCursor {
       const int64_t count = std::min({wanted, max_back_ - back, num_blocks_ - Front(seen) - back});
       if (count <= 0) return {};
       if (claimed_.compare_exchange_weak(seen, Pack(Front(seen), back + count),
-                                         std::memory_order_acq_rel)) {
+                                         std::memory_order_seq_cst)) {
         return {num_blocks_ - back - count, count};
       }
     }
@@ -55,7 +57,7 @@ class MeetCursor {
   int64_t front() const { return Front(claimed_.load(std::memory_order_acquire)); }
   int64_t back() const { return Back(claimed_.load(std::memory_order_acquire)); }
   int64_t remaining() const {
-    const uint64_t seen = claimed_.load(std::memory_order_acquire);
+    const uint64_t seen = claimed_.load(std::memory_order_seq_cst);
     return num_blocks_ - Front(seen) - Back(seen);
   }
   // Every block has been claimed.

@@ -45,16 +45,18 @@ StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
 
 bool StepContext::AllClaimed(int layer) const {
   const LayerProgress& progress = layers[layer];
-  return progress.host_claimed.load(std::memory_order_acquire) >= host_blocks() &&
+  return progress.host_claimed.load(std::memory_order_seq_cst) >= host_blocks() &&
          progress.swing.exhausted();
 }
 
 void StepContext::SignalIfDone(int layer) {
   if (!AllClaimed(layer)) return;
-  // Claims are final from here on, so the two counts can be compared.
+  // Claims are final from here on, so the two counts can be compared. Whoever claims last and
+  // whoever reports last may both be here; sequential consistency makes at least one of them see
+  // both counts complete.
   const LayerProgress& progress = layers[layer];
   const int64_t claimed = host_blocks() + progress.swing.back();
-  if (progress.cpu_reported.load(std::memory_order_acquire) == claimed) {
+  if (progress.cpu_reported.load(std::memory_order_seq_cst) == claimed) {
     flags[layer].cpu_done.store(epoch, std::memory_order_release);
   }
 }

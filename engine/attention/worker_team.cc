@@ -102,7 +102,7 @@ class ThreadTeam final : public WorkerTeam {
     std::unique_lock lock(mutex_);
     while (true) {
       wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
-      if (stop_) return;
+      if (generation_ == seen) return;
       seen = generation_;
       lock.unlock();
       body_(worker);
