@@ -69,9 +69,7 @@ void Estimator::Seed(const roofline::Rates& rates) {
 Estimator::Verdict Estimator::Add(const StepSample& s) {
   if (s.kind != StepKind::kDecode) return Verdict::kNotDecode;
   if (!Plausible(s)) return Verdict::kGarbage;
-  // A prefill chunk in the step lengthens D by what other steps do not have.
-  RobustMean& dense = dense_[static_cast<size_t>(BucketOf(s.batch_size))];
-  if (s.prefill_tokens == 0 || !dense.measured()) dense.Add(s.dense_seconds);
+  AddDense(s);
   const double device_bytes =
       static_cast<double>(s.resident_bytes) + static_cast<double>(s.link_bytes);
   if (s.device_attention_seconds >= options_.min_busy_seconds &&
@@ -88,6 +86,18 @@ Estimator::Verdict Estimator::Add(const StepSample& s) {
   AddAhead(s);
   ++num_used_;
   return Verdict::kUsed;
+}
+
+void Estimator::AddDense(const StepSample& s) {
+  RobustMean& dense = dense_[static_cast<size_t>(BucketOf(s.batch_size))];
+  // A prefill chunk in the step lengthens D by what other steps do not have.
+  if (s.prefill_tokens > 0 && dense.measured()) return;
+  // Without a query for the CPU all but attention counts as D, also what the device waited for the
+  // link: no more than an upper limit. To believe it would give the link time for everything, and
+  // the share would stay at 0. Without any D the share does not, and D is measured.
+  const bool no_query = s.spilled_bytes > 0 && s.cpu_bytes == 0;
+  if (no_query && !(dense.measured() && s.dense_seconds < dense.value())) return;
+  dense.Add(s.dense_seconds);
 }
 
 void Estimator::AddSide(const SideSample& sample, Side& side) {

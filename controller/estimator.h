@@ -71,6 +71,7 @@ class Estimator {
 
   void AddSide(const SideSample& sample, Side& side);
   void AddAhead(const StepSample& sample);
+  void AddDense(const StepSample& sample);
   static int BucketOf(uint32_t batch_size);
 
   EstimatorOptions options_;

@@ -74,18 +74,19 @@ bool RobustMean::FollowJump() {
 
 bool RobustMean::FollowDrift() {
   if (num_recent_ < kDriftWindow) return false;
+  constexpr int kNewer = kDriftWindow / 2;
   const double clip = kClip * deviation_;
   double sum = 0, newer_sum = 0;
   for (int age = 0; age < kDriftWindow; ++age) {
     const double off = std::clamp(Off(age), -clip, clip);
     sum += off;
-    if (age < kDriftWindow / 2) newer_sum += off;
+    if (age < kNewer) newer_sum += off;
   }
   const double limit = options_.drift_deviations * deviation_ / std::sqrt(kDriftWindow);
   if (std::abs(sum / kDriftWindow) <= limit) return false;
   // The older half may be from before.
-  value_ *= std::exp(newer_sum / (kDriftWindow / 2));
-  num_samples_ = num_recent_ = kDriftWindow / 2;
+  value_ *= std::exp(newer_sum / kNewer);
+  num_samples_ = num_recent_ = kNewer;
   return true;
 }
 

@@ -126,10 +126,11 @@ class CurveSampler {
       const uint64_t bytes = static_cast<uint64_t>(spilled_bytes);
       if (bytes > grid.back().spilled_bytes) grid.push_back(At(bytes));
     };
-    for (double bytes = static_cast<double>(first); bytes < static_cast<double>(last);
-         bytes = std::max(bytes * kGridRatio, bytes + 1)) {
+    double bytes = static_cast<double>(first);
+    while (bytes < static_cast<double>(last)) {
       add(bytes);
       if (bend > bytes && bend < bytes * kGridRatio) add(bend);
+      bytes = std::max(bytes * kGridRatio, bytes + 1);
     }
     grid.push_back(At(last));
     return grid;

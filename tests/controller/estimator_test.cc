@@ -102,6 +102,23 @@ TEST(EstimatorTest, PrefillChunksDoNotLengthenDense) {
   EXPECT_NEAR(estimator.DenseSeconds(8), 0.010, 1e-6);
 }
 
+TEST(EstimatorTest, WithoutAQueryDenseIsAnUpperLimit) {
+  Estimator estimator;
+  StepSample s = Sample();
+  s.cpu_bytes = s.cpu_bytes_both_busy = 0;
+  s.cpu_busy_seconds = s.both_busy_seconds = 0;
+  s.link_bytes_both_busy = 0;
+  s.dense_seconds = 0.1;  // Mostly spent waiting for the link.
+  estimator.Add(s);
+  EXPECT_EQ(estimator.DenseSeconds(8), 0);
+  for (int i = 0; i < 5; ++i) estimator.Add(Sample());
+  for (int i = 0; i < 50; ++i) estimator.Add(s);
+  EXPECT_NEAR(estimator.DenseSeconds(8), 0.010, 1e-6);
+  s.dense_seconds = 0.004;
+  for (int i = 0; i < 50; ++i) estimator.Add(s);
+  EXPECT_NEAR(estimator.DenseSeconds(8), 0.004, 1e-6);
+}
+
 TEST(EstimatorTest, AheadFractionSeesASmallRing) {
   Estimator estimator;
   EXPECT_EQ(estimator.AheadFraction(), 1);

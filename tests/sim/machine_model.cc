@@ -134,7 +134,9 @@ class StepRun {
     s.cpu_busy_seconds = cpu_busy_;
     s.link_busy_seconds = link_busy_;
     s.both_busy_seconds = both_;
-    s.dense_seconds = dense * m_.num_layers;
+    // Without a query for the CPU a worker cannot tell dense work from waiting for the link.
+    s.dense_seconds =
+        cpu_bytes_ > 0 ? dense * m_.num_layers : std::max(0.0, now_ - device_seconds_);
     s.device_attention_seconds = device_seconds_;
     s.cpu_bytes_both_busy = std::min(s.cpu_bytes, whole(cpu_both_));
     s.link_bytes_both_busy = std::min(s.link_bytes, whole(link_both_));
