@@ -115,7 +115,8 @@ void WorkerFixture::Start(testing_support::FakeEngineOptions fake,
 }
 
 void WorkerFixture::TearDown() {
-  if (engine_ != nullptr) engine_->Freeze(false);
+  // A drained worker has no engine any more.
+  if (worker_ != nullptr && worker_->slot().engine() != nullptr) engine_->Freeze(false);
   worker_.reset();
 }
 
