@@ -1,7 +1,9 @@
 // writescope-worker: flags, wiring, signals.
+#include <semaphore.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -26,19 +28,29 @@ namespace {
 // failed, 4 for one that got stuck.
 enum ExitCode { kExitOk = 0, kExitStart = 1, kExitEngineFailed = 3, kExitEngineStuck = 4 };
 
-sigset_t StopSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  return signals;
+// Counts the signals to stop that came in. A handler, since blocked signals would not do: a library
+// may start threads before main (OpenBLAS does), and one that does not block them would die of
+// them.
+sem_t stop_signals;
+
+void OnStopSignal(int) { sem_post(&stop_signals); }
+
+void CatchStopSignals() {
+  sem_init(&stop_signals, 0, 0);
+  struct sigaction action = {};
+  action.sa_handler = OnStopSignal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
 }
 
 // Whether a signal to stop came in, waiting for it at most this long.
 bool StopSignalWithin(absl::Duration duration) {
-  const sigset_t signals = StopSignals();
-  const timespec timeout = absl::ToTimespec(duration);
-  return sigtimedwait(&signals, nullptr, &timeout) > 0;
+  const timespec until = absl::ToTimespec(absl::Now() + duration);
+  while (sem_clockwait(&stop_signals, CLOCK_REALTIME, &until) != 0) {
+    if (errno != EINTR) return false;
+  }
+  return true;
 }
 
 int FailedStart(const absl::Status& status) {
@@ -79,9 +91,7 @@ int Serve(Worker& worker) {
 }
 
 int Main(int argc, char** argv) {
-  // Before any thread starts, so that all of them leave the signals to this one.
-  const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  CatchStopSignals();
   signal(SIGPIPE, SIG_IGN);
 
   ParsedConfig parsed = ParseWorkerConfig(std::vector<std::string>(argv + 1, argv + argc));

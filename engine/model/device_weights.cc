@@ -30,7 +30,10 @@ class Placer {
   // Counts only.
   explicit Placer(const ops::OpsFootprint& footprint) : footprint_(footprint) {}
   Placer(ops::Ops& ops, device::Buffer& memory)
-      : footprint_(ops.footprint()), fill_(&ops), base_(memory.data()), limit_bytes_(memory.size_bytes()) {}
+      : footprint_(ops.footprint()),
+        fill_(&ops),
+        base_(memory.data()),
+        limit_bytes_(memory.size_bytes()) {}
 
   int64_t used_bytes() const { return used_bytes_; }
 
@@ -115,8 +118,7 @@ class Placer {
 
   absl::Status Place(ops::WeightType type, int64_t rows, int64_t cols, const std::byte* values,
                      ops::Matrix* out) {
-    const int64_t size_bytes = RoundUp(footprint_.matrix_bytes(type, rows, cols),
-                               kAlignment);
+    const int64_t size_bytes = RoundUp(footprint_.matrix_bytes(type, rows, cols), kAlignment);
     if (fill_ != nullptr) {
       CHECK_LE(used_bytes_ + size_bytes, limit_bytes_);
       ASSIGN_OR_RETURN(*out, fill_->LoadMatrix(base_ + used_bytes_, type, rows, cols, values));

@@ -124,10 +124,10 @@ class TwoProcessesTest : public ::testing::Test {
 };
 
 TEST_F(TwoProcessesTest, TheShareMovesTheRightWayWhenTheLinkChanges) {
-  const auto controller = StartController("c");
   const auto running = Generate(20000);
-  ASSERT_TRUE(HolderIs("c")) << controller->output();
+  const auto controller = StartController("c");
   ASSERT_TRUE(AwaitDecoding());
+  ASSERT_TRUE(HolderIs("c")) << controller->output();
   // The pace at which the share lies well inside (0, 1) depends on the machine: look for it.
   double pace = 0.2e9;
   const auto settled = [&] {
@@ -162,10 +162,10 @@ TEST_F(TwoProcessesTest, TheShareMovesTheRightWayWhenTheLinkChanges) {
 }
 
 TEST_F(TwoProcessesTest, AKilledControllerIsNotNoticedAndItsSuccessorTakesOver) {
+  // A controller pushes once it has seen steps.
+  const auto running = Generate(8000);
   auto first = StartController("first");
-  ASSERT_TRUE(HolderIs("first"));
-  const auto running = Generate(2500);
-  ASSERT_TRUE(AwaitDecoding());
+  ASSERT_TRUE(HolderIs("first")) << first->output();
   const auto second = StartController("second");
   // Stands by for longer than a lease.
   absl::SleepFor(absl::Seconds(3));
@@ -184,28 +184,33 @@ TEST_F(TwoProcessesTest, AKilledControllerIsNotNoticedAndItsSuccessorTakesOver) 
   EXPECT_GT(State().share().generation(), by_second);
   running->reader.join();
   EXPECT_TRUE(running->status.ok()) << running->status.error_message();
-  EXPECT_EQ(running->tokens.size(), 2500u);
+  EXPECT_EQ(running->tokens.size(), 8000u);
   EXPECT_EQ(running->finish.reason(), v1::FINISH_REASON_MAX_TOKENS);
 }
 
 TEST_F(TwoProcessesTest, WithoutAControllerTheWorkersOwnRooflineIsInForce) {
   auto controller = StartController("c");
-  ASSERT_TRUE(HolderIs("c"));
+  auto running = Generate(20000);
+  ASSERT_TRUE(HolderIs("c")) << controller->output();
+  running.reset();
   controller->Kill();
   EXPECT_TRUE(HolderIs(""));
-  const auto running = Generate(50);
+  running = Generate(50);
   running->reader.join();
   EXPECT_TRUE(running->status.ok()) << running->status.error_message();
 }
 
 TEST_F(TwoProcessesTest, AControllerFindsARestartedWorker) {
   const auto controller = StartController("c");
-  ASSERT_TRUE(HolderIs("c"));
+  auto running = Generate(20000);
+  ASSERT_TRUE(HolderIs("c")) << controller->output();
+  running.reset();
   const std::string generation = worker_.generation;
   const std::string control = worker_.control;
   worker_.process->Kill();
   StartWorkerOn(generation, control);
   if (HasFatalFailure()) return;
+  running = Generate(20000);
   EXPECT_TRUE(HolderIs("c")) << controller->output();
   EXPECT_TRUE(controller->running());
 }
