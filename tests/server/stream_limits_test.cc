@@ -44,13 +44,13 @@ TEST_F(StreamLimitsTest, ReaderThatNeverReadsIsCutOffAndNobodyElseNotices) {
   StartWithLongMessages();
   auto context = std::make_unique<grpc::ClientContext>();
   SetDeadline(*context, absl::Seconds(60));
+  const absl::Time start = absl::Now();
   auto reader = generation_->Generate(context.get(), LongRequest("never"));
   ASSERT_TRUE(Eventually([&] { return engine_->slow_consumers() == 1; }));
   v1::GenerateRequest request = TextRequest("x");
   request.mutable_stopping()->set_max_tokens(4);
   EXPECT_TRUE(Generate(request).status.ok());
   // With the stalled stream still open a drain would wait for it; after the limit it is gone.
-  const absl::Time start = absl::Now();
   EXPECT_TRUE(Eventually([&] { return worker_->active_calls() == 0; }));
   EXPECT_GT(absl::Now() - start, absl::Milliseconds(300));
   context->TryCancel();
