@@ -52,11 +52,12 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
       handoff_(std::move(handoff)),
       workers_(static_cast<size_t>(options.num_workers)),
       row_mutexes_(static_cast<size_t>(options.max_rows)) {
-  std::byte* at = handoff_.data();
-  queries_ = reinterpret_cast<float*>(at);
-  out_ = reinterpret_cast<float*>(at += QueryBytes(options));
-  lse_ = reinterpret_cast<float*>(at += OutBytes(options));
-  flags_ = reinterpret_cast<HandoffFlags*>(at += LseBytes(options));
+  std::byte* const out = handoff_.data() + QueryBytes(options);
+  std::byte* const lse = out + OutBytes(options);
+  queries_ = reinterpret_cast<float*>(handoff_.data());
+  out_ = reinterpret_cast<float*>(out);
+  lse_ = reinterpret_cast<float*>(lse);
+  flags_ = reinterpret_cast<HandoffFlags*>(lse + LseBytes(options));
   for (int layer = 0; layer < options.num_layers; ++layer) new (flags_ + layer) HandoffFlags();
   const size_t heads =
       static_cast<size_t>(options.max_rows) * static_cast<size_t>(options.num_heads);

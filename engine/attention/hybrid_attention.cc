@@ -44,10 +44,19 @@ HybridAttention::HybridAttention(const Options& options, ops::Ops& ops,
       team_(WorkerTeam::Create(options.num_workers)),
       layer_times_(static_cast<size_t>(options.num_layers)) {}
 
-HybridAttention::~HybridAttention() { step_.abort.store(true); }
+HybridAttention::~HybridAttention() {
+  step_.abort.store(true);
+  // After a failed step there may be work left on the queues that writes times here.
+  device::Device& device = ops_.device();
+  for (device::Queue* queue : {&device.compute(), &device.upload()}) {
+    queue->Record().Wait(options_.wait_limit * 15).IgnoreError();
+  }
+}
 
-void HybridAttention::BeginStep(const StepAttention& attention, const SharePlan& plan) {
+void HybridAttention::BeginStep(StepAttention step, const SharePlan& plan) {
   CHECK(ok_) << "a thread of an earlier step is still out";
+  attention_ = std::move(step);
+  const StepAttention& attention = attention_;
   begin_s_ = device::NowSeconds();
   attend_times_.clear();
   step_.attention = &attention;

@@ -67,8 +67,9 @@ class HybridAttention {
                                                                  const kvcache::BlockTable& blocks);
   ~HybridAttention();
 
-  // Starts the pump and, with a hand-off, the workers. `step` lives until EndStep.
-  void BeginStep(const StepAttention& step, const SharePlan& plan);
+  // Starts the pump and, with a hand-off, the workers. Keeps the step: a thread that is late may
+  // look at it when the caller has given up.
+  void BeginStep(StepAttention step, const SharePlan& plan);
   // Submits the layer's attention; q is device [rows, num_heads, k_dim], out activations. `between`
   // runs while the other side may still be at work: after everything of this layer is on the
   // device's queue but the wait for the CPU. DEADLINE_EXCEEDED when the pump delivers nothing.
@@ -117,6 +118,7 @@ class HybridAttention {
   ops::Ops& ops_;
   const kvcache::BlockTable& blocks_;
   std::unique_ptr<LayerProgress[]> layers_;
+  StepAttention attention_;
   StepContext step_;
   std::unique_ptr<CpuAttention> cpu_;
   // Their threads use what is above, so they end first.

@@ -68,7 +68,7 @@ void LinkPump::Start(StepContext* step) {
     CHECK(!busy_) << "the pump is still at the last step";
     busy_ = true;
   }
-  CHECK(steps_.TryPush(std::move(step)));
+  CHECK(steps_.Push(step));
 }
 
 std::optional<Wave> LinkPump::NextWave() {

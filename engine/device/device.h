@@ -68,6 +68,9 @@ class Queue {
   // The first failure of any work here since the last TakeError (a bounded wait that ran out, say).
   // Later work still runs; whoever uses its results asks first.
   virtual absl::Status TakeError() = 0;
+  // Whether there is an error to take. From a wait that ran out until then, work of the device
+  // leaves memory alone that the other side of the wait may still be using.
+  virtual bool failed() const = 0;
 };
 
 inline bool Event::Done() const { return queue == nullptr || queue->completed_ticket() >= ticket; }

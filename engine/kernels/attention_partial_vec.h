@@ -321,17 +321,19 @@ inline void ForRowGroups(int first, int last, const Body& body) {
   if (row < last) body.template operator()<1>(row);
 }
 
-// One block whose values have a plane of their own. The first group fetches the next block: the K
-// plane while it scores, the V plane while it adds values, line for line.
+// One block whose values have a plane of their own. The next block is fetched meanwhile, line for
+// line: its K plane while the first group scores, its V plane while the last group adds values.
 template <typename Words>
 inline void AttendBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
                         const KvHeadBlock* next, Panel& panel) {
   const int64_t row_bytes = int64_t{args.v_dim} * 4;
   ForRowGroups(0, args.num_rows, [&]<int kRows>(int row) {
-    const bool fetch = next != nullptr && row == 0;
-    if (!ScoreGroup<Words, kRows>(args, block, row, panel, 0, fetch ? next->k : nullptr)) return;
+    const std::byte* next_k = next != nullptr && row == 0 ? next->k : nullptr;
+    const bool is_last = row + kRows == args.num_rows;
+    const std::byte* next_v = next != nullptr && is_last ? next->v : nullptr;
+    if (!ScoreGroup<Words, kRows>(args, block, row, panel, 0, next_k)) return;
     AddSeenValues<Words, kRows>(block.v, row_bytes, args.v_dim, panel.counts, panel.p, panel.factor,
-                                args.o + row, 0, fetch ? next->v : nullptr);
+                                args.o + row, 0, next_v);
   });
 }
 

@@ -49,6 +49,7 @@ bool SurvivesConcurrentCalls() {
   constexpr int kThreads = 4, kCalls = 400;
   std::vector<int> wrong(kThreads, 0);
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([t, &wrong] {
       const std::vector<float> x(kM * kK, 0.5f + static_cast<float>(t)), w(kN * kK, 0.25f);

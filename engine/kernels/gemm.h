@@ -16,8 +16,10 @@ namespace writescope::kernels {
 // no bit of the small path; of the large one it may, so callers always cut at multiples of this.
 inline constexpr int64_t kGemmPanelRows = 128;
 // Up to this many rows of x the small path is used: it reads W once, straight from its storage.
-// Above, a panel of W is brought to float32 in scratch, block by block, and handed to OpenBLAS.
-inline constexpr int64_t kSmallGemmRows = 8;
+// Above, a panel of W is brought to float32 in scratch, block by block, and handed to OpenBLAS,
+// whose packing pays from here on: on a Zen 4 core with 2,048 columns of bf16 the small path does
+// 89 GFLOP/s from 4 rows to 64, OpenBLAS 20 at 9 rows, 67 at 64 and 88 at 256.
+inline constexpr int64_t kSmallGemmRows = 64;
 // Columns of W that are brought to float32 at a time: with kGemmPanelRows rows 512 KiB, inside L2.
 inline constexpr int64_t kGemmBlockCols = 1024;
 inline constexpr int64_t kGemmScratchFloats = kGemmPanelRows * kGemmBlockCols;

@@ -252,6 +252,7 @@ void CpuOps::MergeAttention(const MergeArgs& args) {
 void CpuOps::RunMerge(const MergeArgs& args) {
   const int v_dim = args.kv.v_dim;
   const double work_us = 16.0 * args.num_rows * args.num_heads * v_dim / kBytesPerUs;
+  const bool with_cpu = args.cpu_out != nullptr && !device_.compute().failed();
   ForItems(args.num_rows, work_us, [&](int64_t row, int thread) {
     std::vector<float>& partial = scratch_[thread].row;
     if (static_cast<int>(partial.size()) < v_dim) partial.resize(v_dim);
@@ -259,7 +260,7 @@ void CpuOps::RunMerge(const MergeArgs& args) {
       float lse = kernels::kEmptyLse;
       kernels::FinishPartial(v_dim, args.state.o + at * v_dim, args.state.m[at], args.state.l[at],
                              partial.data(), &lse);
-      if (args.cpu_out != nullptr) {
+      if (with_cpu) {
         kernels::MergePartial(v_dim, partial.data(), &lse, args.cpu_out + at * v_dim,
                               args.cpu_lse[at]);
         args.cpu_lse[at] = kernels::kEmptyLse;

@@ -126,7 +126,8 @@ struct MergeArgs {
   int num_heads = 0;
   int out_dim = 0;  // Of v_dim, what is kept.
   AttendState state;
-  // The CPU's partials in page-locked host memory; null without any. Left empty (lse = -inf).
+  // The CPU's partials in page-locked host memory; null without any. Left empty (lse = -inf). Not
+  // touched once the compute queue has failed: a wait for the CPU ran out, and it may be writing.
   const float* cpu_out = nullptr;  // [num_rows, num_heads, v_dim]
   float* cpu_lse = nullptr;        // [num_rows, num_heads]
   void* out = nullptr;             // Activations [num_rows, num_heads, out_dim]
@@ -182,7 +183,8 @@ class Ops {
   virtual OpsFootprint footprint() const = 0;
   int activation_bytes() const { return footprint().activation_bytes; }
 
-  // Brings a row-major host matrix to `to` (footprint().matrix_bytes long). Waits until it is there.
+  // Brings a row-major host matrix to `to` (footprint().matrix_bytes long). Waits until it is
+  // there.
   virtual absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, int64_t rows,
                                             int64_t cols, const std::byte* from) = 0;
 
@@ -213,7 +215,8 @@ class Ops {
   // to[i] = float(from[i]); `to` is page-locked host memory.
   virtual void DownloadFloats(const void* from, int64_t count, float* to) = 0;
   // Copies the first `num_rows` rows of queries to page-locked host memory in the order of the
-  // CPU's kernels: float32 [num_rows, num_heads, k_dim].
+  // CPU's kernels: float32 [num_rows, num_heads, k_dim]. Not once the compute queue has failed: the
+  // CPU may still be reading the queries of the layer before.
   virtual void PublishQueries(int64_t num_floats, const float* q, float* to) = 0;
 };
 

@@ -65,6 +65,7 @@ class FaultyDevice final : public device::CpuDevice {
       return queue().WaitTicket(ticket, timeout);
     }
     absl::Status TakeError() override { return queue().TakeError(); }
+    bool failed() const override { return queue().failed(); }
 
    private:
     device::CpuQueue& queue() const { return owner_.inner_->compute(); }

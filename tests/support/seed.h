@@ -1,5 +1,5 @@
-// Seeds of random tests: fixed unless TEST_SEED is set, and always printed, so that a failure can be run
-// again.
+// Seeds of random tests: fixed unless TEST_SEED is set, and always printed, so that a failure can
+// be run again.
 #pragma once
 
 #include <cstdint>

@@ -12,15 +12,14 @@ absl::StatusOr<std::unique_ptr<TinyModel>> TinyModel::Load(const TinyModelOption
   auto tiny = std::make_unique<TinyModel>();
   ASSIGN_OR_RETURN(tiny->config, model::ReadModelConfig(options.dir));
   ASSIGN_OR_RETURN(model::ModelWeights weights, model::LoadWeights(options.dir, tiny->config));
-  ASSIGN_OR_RETURN(tiny->device, device::CpuDevice::Create(
-                                     {.budget_bytes = 4 * kGiB,
-                                      .compute_threads = options.device_threads,
-                                      .link_bytes_per_s = options.link_bytes_per_s}));
+  ASSIGN_OR_RETURN(tiny->device,
+                   device::CpuDevice::Create({.budget_bytes = 4 * kGiB,
+                                              .compute_threads = options.device_threads,
+                                              .link_bytes_per_s = options.link_bytes_per_s}));
   const int max_tokens = std::max(options.prefill_chunk, options.max_sequences);
-  ASSIGN_OR_RETURN(tiny->ops, ops::CreateCpuOps(*tiny->device,
-                                                model::OpsLimitsOf(tiny->config, max_tokens)));
-  ASSIGN_OR_RETURN(tiny->weights,
-                   model::DeviceWeights::Upload(tiny->config, weights, *tiny->ops));
+  ASSIGN_OR_RETURN(tiny->ops,
+                   ops::CreateCpuOps(*tiny->device, model::OpsLimitsOf(tiny->config, max_tokens)));
+  ASSIGN_OR_RETURN(tiny->weights, model::DeviceWeights::Upload(tiny->config, weights, *tiny->ops));
   runtime::ModelRunner::Options runner;
   runner.kv_dtype = options.kv_dtype;
   runner.max_sequences = options.max_sequences;
@@ -31,8 +30,8 @@ absl::StatusOr<std::unique_ptr<TinyModel>> TinyModel::Load(const TinyModelOption
   runner.cache.blocks = options.blocks;
   runner.cache.prefix_cache = options.prefix_cache;
   runner.cache.verify = options.verify;
-  ASSIGN_OR_RETURN(tiny->runner, runtime::ModelRunner::Create(tiny->config, *tiny->weights,
-                                                              *tiny->ops, runner));
+  ASSIGN_OR_RETURN(tiny->runner,
+                   runtime::ModelRunner::Create(tiny->config, *tiny->weights, *tiny->ops, runner));
   return tiny;
 }
 

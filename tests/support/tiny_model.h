@@ -1,4 +1,5 @@
-// A checkpoint loaded onto the CPU device with a runner around it, for tests below the engine's front door.
+// A checkpoint loaded onto the CPU device with a runner around it, for tests below the engine's
+// front door.
 #pragma once
 
 #include <array>
@@ -47,8 +48,8 @@ class Driver {
   explicit Driver(TinyModel& model, int64_t expected_blocks = 64);
   ~Driver();
   // Runs tokens in chunks and returns the logits of all (or only the last) of them.
-  absl::StatusOr<std::vector<std::vector<float>>> Feed(const std::vector<TokenId>& tokens, int chunk,
-                                                       bool all_logits,
+  absl::StatusOr<std::vector<std::vector<float>>> Feed(const std::vector<TokenId>& tokens,
+                                                       int chunk, bool all_logits,
                                                        const attention::SharePlan& share);
   int slot() const { return slot_; }
   const runtime::StepResult& last_step() const { return last_step_; }

@@ -1,12 +1,12 @@
 #include "engine/device/cpu/thread_queue.h"
 
 #include <sys/prctl.h>
-#include <time.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,11 +90,8 @@ void ThreadQueue::SetFlag(std::atomic<uint64_t>* flag, uint64_t value) {
 void ThreadQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
                            absl::Duration timeout) {
   Launch([=, this] {
-    {
-      // One wait that ran out has failed the step already; the next would only take as long again.
-      std::lock_guard lock(mutex_);
-      if (!error_.ok()) return;
-    }
+    // One wait that ran out has failed the step already; the next would only take as long again.
+    if (failed()) return;
     const double give_up_at = NowSeconds() + absl::ToDoubleSeconds(timeout);
     for (int spin = 0; flag->load(std::memory_order_acquire) < value; ++spin) {
       if (spin < 200) {
@@ -129,12 +126,14 @@ absl::Status ThreadQueue::WaitTicket(uint64_t ticket, absl::Duration timeout) co
 
 absl::Status ThreadQueue::TakeError() {
   std::lock_guard lock(mutex_);
+  failed_.store(false, std::memory_order_release);
   return std::exchange(error_, absl::OkStatus());
 }
 
 void ThreadQueue::SetError(absl::Status status) {
   std::lock_guard lock(mutex_);
   if (error_.ok()) error_ = std::move(status);
+  failed_.store(true, std::memory_order_release);
 }
 
 void ThreadQueue::PacedCopy(std::byte* to, const std::byte* from, int64_t size_bytes,

@@ -34,6 +34,7 @@ class ThreadQueue final : public CpuQueue {
   uint64_t completed_ticket() const override { return completed_.load(std::memory_order_acquire); }
   absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
   absl::Status TakeError() override;
+  bool failed() const override { return failed_.load(std::memory_order_acquire); }
 
  private:
   void Run();
@@ -54,6 +55,7 @@ class ThreadQueue final : public CpuQueue {
   uint64_t last_ticket_ = 0;
   bool stop_ = false;
   absl::Status error_;
+  std::atomic<bool> failed_{false};  // Whether error_ is one
   std::atomic<uint64_t> completed_{0};
   std::thread thread_;
 };

@@ -145,10 +145,12 @@ TEST(ThreadQueue, LostFlagIsOneErrorAndWaitsDoNotAddUp) {
   EXPECT_GE(took, limit * 0.9);
   EXPECT_LT(took, limit * 10) << "20 waits took one after another";
   EXPECT_TRUE(later_ran);
+  EXPECT_TRUE(queue.failed());
   const absl::Status error = queue.TakeError();
   EXPECT_TRUE(absl::IsDeadlineExceeded(error)) << error;
   EXPECT_THAT(std::string(error.message()), HasSubstr("queue q waited 100ms"));
   EXPECT_TRUE(queue.TakeError().ok());  // Given once.
+  EXPECT_FALSE(queue.failed());
   // Afterwards waits wait again, and fail again.
   queue.WaitFlag(&flag, 1, absl::Milliseconds(10));
   ASSERT_TRUE(queue.Record().Wait(kLong).ok());

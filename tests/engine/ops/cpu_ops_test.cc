@@ -67,8 +67,8 @@ TEST(CpuOps, LinearMatchesTheTwin) {
   // Few rows and many, panels and item borders that are not full; some large enough for the team.
   for (const Size& size : {Size{1, 5, 33},
                            {3, 1111, 700},
-                           {8, 300, 64},
-                           {9, 130, 1030},
+                           {64, 300, 64},
+                           {65, 130, 1030},
                            {300, 257, 65},
                            {517, 129, 96}}) {
     for (const WeightType type : {WeightType::kF32, WeightType::kBf16}) {
