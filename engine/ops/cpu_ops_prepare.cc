@@ -34,7 +34,7 @@ void CheckTargets(const KvGeometry& kv, int num_tokens, std::span<const int64_t>
 struct TokenScratch {
   TokenScratch(std::vector<float>& floats, const Rope& rope, int key_dim, int64_t position) {
     const int half = rope.dim / 2;
-    const size_t size = static_cast<size_t>(rope.dim + key_dim);
+    const size_t size = static_cast<size_t>(rope.dim) + static_cast<size_t>(key_dim);
     if (floats.size() < size) floats.resize(size);
     cosines = floats.data();
     sines = cosines + half;

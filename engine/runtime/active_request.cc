@@ -96,7 +96,7 @@ std::vector<TokenId> ActiveRequest::BannedTokens() const {
 
 std::string ActiveRequest::TextOf(TokenId token) {
   if (!detokenizer_.has_value()) return "";
-  const std::string delta = detokenizer_->Push(token);
+  std::string delta = detokenizer_->Push(token);
   // Below min_tokens text passes by the matcher, so that no stop can end it.
   if (usage_.generated_tokens <= request_.stopping.min_tokens && request_.stopping.min_tokens > 0) {
     return delta;

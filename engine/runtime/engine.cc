@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "engine/base/check.h"
@@ -182,12 +183,16 @@ class EngineImpl final : public Engine {
                                                 std::optional<bool> add_bos) const override {
     RETURN_IF_ERROR(CheckTokenizer(absl::StatusCode::kInvalidArgument));
     std::vector<tokenizer::Segment> parts;
+    parts.reserve(segments.size());
     for (const PromptSegment& segment : segments) {
       parts.push_back({segment.text, segment.allow_special});
     }
     absl::StatusOr<std::vector<TokenId>> ids =
         tokenizer_->Encode(parts, add_bos.value_or(tokenizer_->add_bos_by_default()));
-    if (!ids.ok()) return WithReason(ids.status(), "INVALID_UTF8");
+    if (!ids.ok()) {
+      const bool utf8 = absl::StrContains(ids.status().message(), "UTF-8");
+      return WithReason(ids.status(), utf8 ? "INVALID_UTF8" : "INVALID_PARAMETER");
+    }
     return ids;
   }
 

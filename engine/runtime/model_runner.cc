@@ -135,8 +135,8 @@ absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, int64_t ret
     if (status.ok()) {
       absl::StatusOr<kvcache::WritePlan> plan =
           cache_->PrepareWrite(slice.slot, static_cast<int>(slice.tokens.size()), &workspace_used);
-      if (plan.ok()) step->plans.push_back(*std::move(plan));
       status = plan.status();
+      if (plan.ok()) step->plans.push_back(*std::move(plan));
     }
     if (!status.ok()) {
       *full_slice = static_cast<int>(i);
@@ -312,7 +312,8 @@ std::vector<SliceAttention> ModelRunner::Attribute(const Step& step, double cut_
   const auto add = [&](const attention::Run& run, double blocks, int64_t SliceAttention::*field) {
     const int64_t tokens = std::llround(blocks * kBlockTokens);
     for (int i = 0; i < run.num_readers; ++i) {
-      const int reader = runs.readers[static_cast<size_t>(run.first_reader + i)];
+      const int reader =
+          runs.readers[static_cast<size_t>(run.first_reader) + static_cast<size_t>(i)];
       slices[static_cast<size_t>(reader)].*field += tokens;
     }
   };

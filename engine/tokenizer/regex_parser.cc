@@ -99,7 +99,7 @@ class Parser {
         return ParseGroup(fold, depth);
       case '[': {
         ASSIGN_OR_RETURN(icu::UnicodeSet set, ParseClass(fold));
-        return SetNode(std::move(set), /*fold=*/false);  // Folded before it was negated.
+        return SetNode(set, /*fold=*/false);  // Folded before it was negated.
       }
       case '.':
         ++pos_;
@@ -119,7 +119,7 @@ class Parser {
         if (Consume("\\z")) return MakeNode(Kind::kTextEnd);
         {
           ASSIGN_OR_RETURN(icu::UnicodeSet set, ParseEscape());
-          return SetNode(std::move(set), fold);
+          return SetNode(set, fold);
         }
       default: {
         const auto c = static_cast<UChar32>(NextChar());
@@ -288,7 +288,7 @@ class Parser {
     }
   }
 
-  static icu::UnicodeSet Complement(icu::UnicodeSet set) {
+  static icu::UnicodeSet Complement(const icu::UnicodeSet& set) {
     icu::UnicodeSet thawed(0, 0x10FFFF);
     thawed.removeAll(set);
     return thawed;
