@@ -153,6 +153,7 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
   device::Queue& compute = ops_.device().compute();
   LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
   ops_.ResetAttention(attention.num_rows, options_.num_heads, options_.geometry.v_dim, state);
+  compute.RecordTime(&times.attention_began_s);
   if (step_.handoff) {
     const int64_t floats =
         int64_t{attention.num_rows} * options_.num_heads * options_.geometry.k_dim;
@@ -253,14 +254,12 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
     const LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
     stats.cpu_bytes += progress.cpu_reported.load() * block_bytes;
     stats.mean_cut_blocks += static_cast<double>(progress.swing.front()) / options_.num_layers;
-    if (!step_.handoff) continue;
-    stats.dense_s += std::max(0.0, times.query_published_s - gap_start_s);
+    const double gap_end_s = step_.handoff ? times.query_published_s : times.attention_began_s;
+    stats.dense_s += std::max(0.0, gap_end_s - gap_start_s);
     gap_start_s = times.cpu_waited_s;
   }
   stats.dense_s += std::max(0.0, end_s - gap_start_s);
   for (const OpTime& time : attend_times_) stats.device_attention_s += time.end_s - time.start_s;
-  // Without a hand-off everything but attention is dense work.
-  if (!step_.handoff) stats.dense_s = std::max(0.0, end_s - begin_s - stats.device_attention_s);
   for (const CopyRecord& copy : pump_->copies()) {
     stats.link_bytes += copy.size_bytes;
     stats.link_busy_s += copy.end_s - copy.start_s;

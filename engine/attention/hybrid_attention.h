@@ -97,6 +97,7 @@ class HybridAttention {
  private:
   // Times of one layer on the compute queue.
   struct LayerTimes {
+    double attention_began_s = 0;
     double query_published_s = 0;
     double cpu_waited_s = 0;
   };
