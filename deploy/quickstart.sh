@@ -134,7 +134,7 @@ if [[ ! -f "$build/build.ninja" ]]; then
 fi
 cmake --build --preset release --target writescope-worker writescope-controller writescope \
   --parallel "$(nproc)" || fail "the build ended with an error"
-export PATH="$PWD/$build/server:$PWD/$build/server/cli:$PWD/$build/controller:$PATH"
+export PATH="$PWD/$build/bin:$PATH"
 
 # --- The prompt ---
 
@@ -293,7 +293,7 @@ if ((keep)); then
   cat <<END
 
 Worker and controller go on running. To call them:
-  export PATH=$PWD/$build/server/cli:\$PATH
+  export PATH=$PWD/$build/bin:\$PATH
   export WRITESCOPE_ADDRESS=$WRITESCOPE_ADDRESS WRITESCOPE_CONTROL_ADDRESS=$WRITESCOPE_CONTROL_ADDRESS
   writescope generate 'Fellow citizens of the Senate' --max-tokens=60
   writescope status --watch
