@@ -114,6 +114,16 @@ TEST_P(AttentionFailureTest, DeadPumpFailsTheStepInTime) {
   }
 }
 
+// Of two failures in one step none is left over for the next.
+TEST_P(AttentionFailureTest, BothSidesDead) {
+  rig_.hybrid().SetClaimHook([](Side side, int layer) { return side == Side::kLink && layer < 2; });
+  const absl::Time start = absl::Now();
+  const StepOutput output = rig_.Run(Request());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(output.status)) << output.status;
+  EXPECT_LT(absl::Now() - start, kWaitLimit * 10);
+  ExpectNextStepsWork();
+}
+
 TEST_P(AttentionFailureTest, StalledPumpFailsTheStepAndComesBack) {
   std::atomic<bool> stalled{false};
   rig_.hybrid().SetClaimHook([&](Side side, int layer) {

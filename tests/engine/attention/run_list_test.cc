@@ -45,7 +45,10 @@ Sequences RandomSequences(std::mt19937_64& random) {
         int& index = next_index[last.place.region];
         if (last.place.index == index) {
           block.place = {last.place.region, ++index};
+          // Copies mostly follow one another too.
           block.retain_index = last.retain_index < 0 ? -1 : last.retain_index + 1;
+          if (block.retain_index >= 0 && random() % 4 == 0) block.retain_index += 7;
+          if (random() % 8 == 0) block.retain_index = -1;
         }
       }
       sequences[i].push_back(block);
@@ -67,18 +70,18 @@ TEST(RunList, EveryBlockOnceForEachOfItsReaders) {
   for (int round = 0; round < 2000; ++round) {
     const Sequences sequences = RandomSequences(random);
     const RunList list = BuildRunList(sequences);
-    // (reader, region, index, position): as the sequences say, and as the runs say.
-    std::multiset<std::tuple<int, RegionKind, int, int64_t>> want;
+    // (reader, region, index, position, copy's index): as the sequences say, and as the runs say.
+    std::multiset<std::tuple<int, RegionKind, int, int64_t, int>> want;
     std::set<int> distinct;
     for (size_t reader = 0; reader < sequences.size(); ++reader) {
       for (size_t unit = 0; unit < sequences[reader].size(); ++unit) {
         const PlacedBlock& block = sequences[reader][unit];
         want.insert({static_cast<int>(reader), block.place.region, block.place.index,
-                     static_cast<int64_t>(unit) * kBlockTokens});
+                     static_cast<int64_t>(unit) * kBlockTokens, block.retain_index});
         distinct.insert(block.block_id);
       }
     }
-    std::multiset<std::tuple<int, RegionKind, int, int64_t>> got;
+    std::multiset<std::tuple<int, RegionKind, int, int64_t, int>> got;
     int64_t blocks = 0;
     for (const attention::Run& run : AllRuns(list)) {
       ASSERT_GT(run.num_blocks, 0);
@@ -86,7 +89,8 @@ TEST(RunList, EveryBlockOnceForEachOfItsReaders) {
       for (int i = 0; i < run.num_blocks; ++i) {
         for (int r = 0; r < run.num_readers; ++r) {
           got.insert({list.readers[static_cast<size_t>(run.first_reader + r)], run.region,
-                      run.first_index + i, run.first_position + int64_t{i} * kBlockTokens});
+                      run.first_index + i, run.first_position + int64_t{i} * kBlockTokens,
+                      run.retain_index < 0 ? -1 : run.retain_index + i});
         }
       }
     }

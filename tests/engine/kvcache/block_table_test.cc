@@ -157,6 +157,21 @@ TEST_F(BlockTableTest, RetainedCopiesAreReadOnceLandedAndGoWhenRoomIsNeeded) {
   EXPECT_EQ(table.moved_bytes(), 0);
 }
 
+TEST_F(BlockTableTest, LockedCopiesStayAlsoWhereACachedBlockCanGo) {
+  BlockTable table = Make({2, 0, 2, 0});
+  const PlacementRequest on_device = {.device_quota_blocks = 100};
+  const int cached = Sealed(table, on_device);
+  table.Index(cached, PrefixIndex::kRoot, Unit(1));
+  const int spilled = Sealed(table);
+  ASSERT_GE(table.BeginRetain(spilled, 0), 0);
+  table.FinishRetain(spilled, true);
+  table.Release(cached);
+  table.LockRetained(true);
+  EXPECT_EQ(table.home(table.Allocate(on_device, -1)).region, RegionKind::kDevice);
+  EXPECT_EQ(table.read_place(spilled).region, RegionKind::kDevice);
+  EXPECT_EQ(table.FindPrefix(PrefixIndex::kRoot, Unit(1)).entry, PrefixIndex::kNone);
+}
+
 TEST_F(BlockTableTest, RetainedCopyGoesWithItsBlock) {
   BlockTable table = Make({2, 0, 2, 0});
   const int id = Sealed(table);

@@ -130,6 +130,19 @@ INSTANTIATE_TEST_SUITE_P(
                    .value_in_key = true,
                    .dtype = KvDtype::kBf16}));
 
+TEST(InplaceKvCache, AbandonedStepsUseUpNoQuota) {
+  CacheRig rig({.blocks = {8, 0, 8, 0}, .prefix_cache = false});
+  const int slot = rig.Add(3);
+  for (int round = 0; round < 5; ++round) {
+    int workspace_used = 0;
+    const auto plan = rig.Prepare(slot, 128, &workspace_used);
+    ASSERT_TRUE(plan.ok());
+    rig.cache().AbandonWrite(*plan);
+  }
+  ASSERT_TRUE(rig.Append(slot, RandomTokens(1, 192)).ok());
+  EXPECT_EQ(rig.cache().DeviceTokens(slot), 192);
+}
+
 // With a link so slow that commits are under way for a while.
 class SlowLinkTest : public ::testing::Test {
  protected:
@@ -178,6 +191,16 @@ TEST_F(SlowLinkTest, BlocksAreNotGivenAwayBeforeTheirCommitLands) {
   EXPECT_TRUE(rig_.device().download().Record().Done());
   EXPECT_EQ(rig_.AvailableBlocks(), 8);
   EXPECT_EQ(rig_.CheckLedger(), "");
+}
+
+TEST_F(SlowLinkTest, AnAbandonedStepsCopiesHaveEnded) {
+  int workspace_used = 0;
+  const auto plan = rig_.Prepare(slot_, 128, &workspace_used);
+  ASSERT_TRUE(plan.ok());
+  for (int layer = 0; layer < 2; ++layer) rig_.WriteLayer(*plan, RandomTokens(1, 128), layer);
+  rig_.cache().AbandonWrite(*plan);
+  EXPECT_TRUE(rig_.device().download().Record().Done());
+  EXPECT_EQ(rig_.AvailableBlocks(), 8);
 }
 
 TEST_F(SlowLinkTest, PromptUnitsAreWaitedForBeforeTheNextStepReadsThem) {
