@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <memory>
+#include <ostream>
 #include <thread>
 
 #include "tests/support/attention_scenes.h"
@@ -54,6 +57,7 @@ struct FuzzCase {
   int workers;
   bool retention;
 };
+void PrintTo(const FuzzCase& fuzz, std::ostream* out) { *out << fuzz.name; }
 
 class ScheduleFuzzTest : public ::testing::TestWithParam<FuzzCase> {};
 

@@ -22,6 +22,12 @@ std::vector<Shape> AllShapes() {
   return shapes;
 }
 
+std::vector<Shape> GroupedShapes() {
+  std::vector<Shape> shapes = AllShapes();
+  std::erase_if(shapes, [](const Shape& shape) { return shape.geometry.value_in_key; });
+  return shapes;
+}
+
 std::vector<PlacementCase> AllPlacements() {
   return {
       {"AllSwing", {0, 0, 40, 0}},

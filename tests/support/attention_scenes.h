@@ -1,6 +1,8 @@
 // The shapes and placements that attention is tested over, and batches that share prefixes.
 #pragma once
 
+#include <array>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -13,15 +15,20 @@ struct Shape {
   KvGeometry geometry;
   int num_heads;
 };
+// For GoogleTest's messages, as below.
+inline void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 // Grouped-query attention with groups of 2 and of 3, and a latent that is key and value; in f32 and
 // in bf16. Small: every step of a test takes well under a millisecond.
 std::vector<Shape> AllShapes();
+// Those whose values have a plane of their own.
+std::vector<Shape> GroupedShapes();
 
 // Blocks by region: device, stream, swing, host.
 struct PlacementCase {
   std::string name;
   std::array<int64_t, kvcache::kNumRegions> blocks;
 };
+inline void PrintTo(const PlacementCase& placement, std::ostream* out) { *out << placement.name; }
 std::vector<PlacementCase> AllPlacements();
 
 AttentionRigOptions RigOptions(const Shape& shape, const PlacementCase& placement);
