@@ -49,7 +49,7 @@ case "$system" in
 esac
 if ((tests)); then
   packages+=(
-    libgtest-dev libgmock-dev libbenchmark-dev
+    libgtest-dev libgmock-dev libbenchmark-dev libpcre2-dev
     "clang-format-$clang_version" "clang-tidy-$clang_version"
     git python3 python3-venv sentencepiece xz-utils
   )
