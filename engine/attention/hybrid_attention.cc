@@ -217,10 +217,13 @@ absl::Status HybridAttention::Abort(absl::Status why) {
 }
 
 absl::StatusOr<AttentionStats> HybridAttention::EndStep(device::Event end) {
-  // The device's own waits are bounded, so that it gets here; how long its compute takes is its own
-  // affair.
-  while (!end.Wait(absl::Milliseconds(100)).ok()) {
-  }
+  // The device's own waits are bounded, so that it gets here, unless it is broken; how long its
+  // compute takes is its own affair.
+  absl::Status ended;
+  do {
+    ended = end.Wait(absl::Milliseconds(100));
+  } while (absl::IsDeadlineExceeded(ended));
+  if (!ended.ok()) return Abort(std::move(ended));
   const double end_s = device::NowSeconds();
   device::Device& device = ops_.device();
   for (device::Queue* queue : {&device.compute(), &device.upload(), &device.download()}) {

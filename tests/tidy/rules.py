@@ -37,6 +37,8 @@ ROWS = {
     "engine/kernels": (["engine/base/check.h", "engine/base/tile_layout.h", "engine/base/bf16.h",
                         "engine/base/cpu_features.h"], ["openblas", "cuda"]),
     "engine/ops": (["engine/base", "engine/device", "engine/kernels"], ["absl"]),
+    "engine/ops/cuda": (["engine/base", "engine/device", "engine/kernels", "engine/ops"],
+                        ["absl", "cuda"]),
     "engine/kvcache": (["engine/base", "engine/device"], ["absl"]),
     "engine/attention": (["engine/base", "engine/device", "engine/kernels", "engine/ops",
                           "engine/kvcache"], ["absl", "tbb"]),

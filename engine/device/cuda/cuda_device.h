@@ -1,0 +1,80 @@
+// A CUDA GPU and its link. Everything large is allocated at start; serving submits to three
+// streams.
+//
+// Streams of copies never wait for the CPU; the compute stream waits for CPU flags by a kernel of
+// one thread that gives up in time, or (see FlagWaits) by the submitting thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/device/device.h"
+
+namespace writescope::device {
+
+// Who waits for a flag that the CPU sets.
+enum class FlagWaits {
+  kAuto,    // kStream, but kCaller under tools that serialise the GPU
+  kStream,  // The stream, by a kernel that polls: the caller submits ahead
+  kCaller,  // The submitting thread: nothing on the GPU ever waits for the CPU
+};
+
+class CudaQueue : public Queue {
+ public:
+  virtual cudaStream_t stream() const = 0;
+  // Page-locked memory of `size_bytes` (at most kMaxArgumentBytes), aligned to 64, that kernels
+  // submitted next may read where it lies. It is reused once what was submitted before a later call
+  // is done. Submitting thread.
+  virtual std::byte* StageArguments(int64_t size_bytes) = 0;
+  // A word in device memory: not 0 from a wait that ran out until TakeError.
+  virtual const uint32_t* failed_word() const = 0;
+  // Remembers a failed call or launch; TakeError returns the first. `what` names it.
+  virtual void Check(cudaError_t error, const char* what) = 0;
+};
+
+inline constexpr int64_t kMaxArgumentBytes = int64_t{1} << 20;
+
+struct CudaDeviceOptions {
+  int ordinal = 0;
+  // Of everything this process takes on the device: the context and its modules, then allocations.
+  int64_t budget_bytes = 0;
+  int64_t host_budget_bytes = 0;  // 0: none
+  // Where page-locking fails, go on with ordinary memory, which the link reads many times slower.
+  bool allow_pageable = false;
+  FlagWaits flag_waits = FlagWaits::kAuto;
+};
+
+struct CudaInfo {
+  std::string name;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int num_multiprocessors = 0;
+  int64_t total_bytes = 0;
+  int64_t context_bytes = 0;  // Counted against the budget before any allocation
+  int numa_node = -1;
+};
+
+class CudaDevice : public Device {
+ public:
+  // NOT_FOUND without a GPU or driver; FAILED_PRECONDITION for one that lacks what is needed;
+  // RESOURCE_EXHAUSTED when the budget is not free on it.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const CudaDeviceOptions& options);
+
+  CudaQueue& compute() override = 0;
+  CudaQueue& upload() override = 0;
+  CudaQueue& download() override = 0;
+  virtual const CudaInfo& info() const = 0;
+  virtual FlagWaits flag_waits() const = 0;
+  // Memory that could not be page-locked; above 0 only with allow_pageable.
+  virtual int64_t pageable_bytes() const = 0;
+};
+
+// The status of a CUDA call: OK, RESOURCE_EXHAUSTED for memory, INTERNAL otherwise. `what` names
+// the call.
+absl::Status CudaStatus(cudaError_t error, std::string_view what);
+
+}  // namespace writescope::device

@@ -1,0 +1,55 @@
+#include "engine/device/cuda/device_clock.h"
+
+#include <utility>
+
+#include "engine/device/device.h"
+
+namespace writescope::device {
+namespace {
+
+constexpr double kRenewAfterSeconds = 1;
+// A renewal during which this thread lost the processor is tried again.
+constexpr double kRenewWithinSeconds = 50e-6;
+constexpr int kRenewals = 4;
+
+}  // namespace
+
+DeviceClock::~DeviceClock() {
+  for (cudaEvent_t event : {base_, spare_}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+cudaError_t DeviceClock::Init() {
+  std::lock_guard lock(mutex_);
+  if (cudaError_t e = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); e) return e;
+  for (cudaEvent_t* event : {&base_, &spare_}) {
+    if (cudaError_t e = cudaEventCreate(event); e) return e;
+  }
+  return Renew();
+}
+
+cudaError_t DeviceClock::Renew() {
+  for (int i = 0; i < kRenewals; ++i) {
+    if (cudaError_t e = cudaEventRecord(spare_, stream_); e) return e;
+    const double before_s = NowSeconds();
+    if (cudaError_t e = cudaEventSynchronize(spare_); e) return e;
+    const double after_s = NowSeconds();
+    if (after_s - before_s > kRenewWithinSeconds && i + 1 < kRenewals) continue;
+    std::swap(base_, spare_);
+    base_s_ = (before_s + after_s) / 2;
+    break;
+  }
+  return cudaSuccess;
+}
+
+double DeviceClock::HostSeconds(cudaEvent_t event) {
+  std::lock_guard lock(mutex_);
+  if (NowSeconds() - base_s_ > kRenewAfterSeconds && Renew() != cudaSuccess) return 0;
+  float milliseconds = 0;
+  if (cudaEventElapsedTime(&milliseconds, base_, event) != cudaSuccess) return 0;
+  return base_s_ + 1e-3 * static_cast<double>(milliseconds);
+}
+
+}  // namespace writescope::device

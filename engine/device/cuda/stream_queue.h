@@ -1,0 +1,86 @@
+// An ordered queue as a CUDA stream.
+//
+// A ticket is done when the stream has stored its number into a page-locked word, so looking is a
+// load, from any thread, and a wait of another stream is one memory operation.
+#pragma once
+
+#include <cuda.h>
+
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/device/cuda/cuda_device.h"
+#include "engine/device/cuda/device_clock.h"
+#include "engine/device/cuda/queue_kernels.h"
+
+namespace writescope::device {
+
+// Driver calls that the runtime library does not offer; found at run time, so that nothing links
+// against the driver.
+struct StreamMemoryOps {
+  CUresult (*write64)(CUstream, CUdeviceptr, cuuint64_t, unsigned) = nullptr;
+  CUresult (*wait64)(CUstream, CUdeviceptr, cuuint64_t, unsigned) = nullptr;
+};
+
+class StreamQueue final : public CudaQueue {
+ public:
+  StreamQueue(std::string name, DeviceClock& clock) : name_(std::move(name)), clock_(clock) {}
+  ~StreamQueue() override;
+  // `argument_bytes` is the size of the ring behind StageArguments; 0 for none.
+  absl::Status Init(const StreamMemoryOps& ops, FlagWaits waits, int64_t argument_bytes);
+
+  std::string_view name() const override { return name_; }
+  Event Record() override;
+  void WaitFor(Event event) override;
+  void Copy(std::byte* to, const std::byte* from, int64_t size_bytes) override;
+  void Zero(std::byte* to, int64_t size_bytes) override;
+  void ZeroRows(std::byte* to, int64_t row_bytes, int64_t stride_bytes, int64_t num_rows) override;
+  void RecordTime(double* seconds) override;
+  void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
+  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout) override;
+  uint64_t completed_ticket() const override;
+  absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
+  absl::Status TakeError() override;
+  bool failed() const override;
+
+  cudaStream_t stream() const override { return stream_; }
+  std::byte* StageArguments(int64_t size_bytes) override;
+  const uint32_t* failed_word() const override { return failed_word_; }
+  void Check(cudaError_t error, const char* what) override;
+
+ private:
+  struct PendingTime {
+    cudaEvent_t event;
+    double* seconds;
+  };
+  void WaitFlagHere(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout);
+  void SetError(absl::Status status);
+  // Hands out the times of all events that are done. Any thread.
+  void ResolveTimes() const;
+
+  const std::string name_;
+  DeviceClock& clock_;
+  StreamMemoryOps ops_;
+  FlagWaits waits_ = FlagWaits::kStream;
+  cudaStream_t stream_ = nullptr;
+  QueueWords* words_ = nullptr;      // Mapped
+  uint32_t* failed_word_ = nullptr;  // Device
+  absl::Duration flag_timeout_;      // Of the last WaitFlag, for the message
+  std::atomic<uint64_t> last_ticket_{0};
+
+  // A ring of segments; one is reused after its event.
+  std::byte* arguments_ = nullptr;  // Mapped
+  std::vector<Event> segments_;
+  int segment_ = 0;
+  int64_t segment_used_ = 0;
+
+  mutable std::mutex mutex_;
+  absl::Status error_;  // Guarded by mutex_, like the two below
+  mutable std::deque<PendingTime> pending_times_;
+  mutable std::vector<cudaEvent_t> free_events_;
+  std::atomic<bool> broken_{false};  // A CUDA call failed; the context may be lost
+};
+
+}  // namespace writescope::device
