@@ -28,9 +28,11 @@ int64_t ValueBytes(ops::WeightType type) { return type == ops::WeightType::kBf16
 class Placer {
  public:
   // Counts only.
-  explicit Placer(const ops::OpsFootprint& footprint) : footprint_(footprint) {}
-  Placer(ops::Ops& ops, device::Buffer& memory)
+  Placer(const ops::OpsFootprint& footprint, ops::WeightFormat expert_format)
+      : footprint_(footprint), expert_format_(expert_format) {}
+  Placer(ops::Ops& ops, ops::WeightFormat expert_format, device::Buffer& memory)
       : footprint_(ops.footprint()),
+        expert_format_(expert_format),
         fill_(&ops),
         base_(memory.data()),
         limit_bytes_(memory.size_bytes()) {}
@@ -48,30 +50,39 @@ class Placer {
   }
 
   absl::Status Floats(std::span<const float> values, const float** out) {
-    // A vector goes up as a matrix of one row.
-    ops::Matrix matrix;
-    RETURN_IF_ERROR(Place(ops::WeightType::kF32, 1, static_cast<int64_t>(values.size()),
-                          reinterpret_cast<const std::byte*>(values.data()), &matrix));
-    *out = reinterpret_cast<const float*>(matrix.data);
+    const int64_t count = static_cast<int64_t>(values.size());
+    const int64_t size_bytes = RoundUp(ops::Ops::vector_bytes(count), kAlignment);
+    if (fill_ != nullptr) {
+      CHECK_LE(used_bytes_ + size_bytes, limit_bytes_);
+      ASSIGN_OR_RETURN(*out, fill_->LoadVector(base_ + used_bytes_, count, values.data()));
+    }
+    used_bytes_ += size_bytes;
     return absl::OkStatus();
   }
 
   // Rows [first_row, first_row + rows) of a matrix, in the order row_of(i) if given.
   absl::Status Rows(const TensorView& tensor, int64_t first_row, int64_t rows,
-                    const std::function<int64_t(int64_t)>& row_of, ops::Matrix* out) {
+                    const std::function<int64_t(int64_t)>& row_of, ops::Matrix* out,
+                    ops::WeightFormat format = ops::WeightFormat::kSource) {
     const int64_t cols = tensor.shape[1];
     const ops::WeightType type = TypeOf(tensor);
-    if (fill_ == nullptr) return Place(type, rows, cols, nullptr, out);
+    if (fill_ == nullptr) return Place(type, format, rows, cols, nullptr, out);
     const int64_t row_bytes = cols * ValueBytes(type);
     if (!row_of && tensor.dtype != Dtype::kF16) {
-      return Place(type, rows, cols, tensor.bytes.data() + first_row * row_bytes, out);
+      return Place(type, format, rows, cols, tensor.bytes.data() + first_row * row_bytes, out);
     }
     std::vector<std::byte> values(static_cast<size_t>(rows * row_bytes));
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t row = row_of ? row_of(first_row + i) : first_row + i;
       ReadRow(tensor, row, type, values.data() + i * row_bytes);
     }
-    return Place(type, rows, cols, values.data(), out);
+    return Place(type, format, rows, cols, values.data(), out);
+  }
+
+  // A matrix of a routed expert.
+  absl::Status Expert(const TensorView& tensor, ops::Matrix* out) {
+    if (fill_ != nullptr) RETURN_IF_ERROR(CheckTensorFinite(tensor));
+    return Rows(tensor, 0, tensor.shape[0], nullptr, out, expert_format_);
   }
 
   absl::Status Whole(const TensorView& tensor, ops::Matrix* out,
@@ -91,7 +102,8 @@ class Placer {
                           ops::Matrix* out) {
     const int64_t cols = tensor.shape[1];
     const ops::WeightType type = TypeOf(tensor);
-    if (fill_ == nullptr) return Place(type, cols, rows, nullptr, out);
+    const auto format = ops::WeightFormat::kSource;
+    if (fill_ == nullptr) return Place(type, format, cols, rows, nullptr, out);
     const int64_t size = ValueBytes(type);
     std::vector<std::byte> row(static_cast<size_t>(cols * size));
     std::vector<std::byte> values(static_cast<size_t>(cols * rows * size));
@@ -102,7 +114,7 @@ class Placer {
                     static_cast<size_t>(size));
       }
     }
-    return Place(type, cols, rows, values.data(), out);
+    return Place(type, format, cols, rows, values.data(), out);
   }
 
  private:
@@ -116,18 +128,21 @@ class Placer {
     }
   }
 
-  absl::Status Place(ops::WeightType type, int64_t rows, int64_t cols, const std::byte* values,
-                     ops::Matrix* out) {
-    const int64_t size_bytes = RoundUp(footprint_.matrix_bytes(type, rows, cols), kAlignment);
+  absl::Status Place(ops::WeightType type, ops::WeightFormat format, int64_t rows, int64_t cols,
+                     const std::byte* values, ops::Matrix* out) {
+    const int64_t size_bytes =
+        RoundUp(footprint_.matrix_bytes(type, format, rows, cols), kAlignment);
     if (fill_ != nullptr) {
       CHECK_LE(used_bytes_ + size_bytes, limit_bytes_);
-      ASSIGN_OR_RETURN(*out, fill_->LoadMatrix(base_ + used_bytes_, type, rows, cols, values));
+      ASSIGN_OR_RETURN(*out,
+                       fill_->LoadMatrix(base_ + used_bytes_, type, format, rows, cols, values));
     }
     used_bytes_ += size_bytes;
     return absl::OkStatus();
   }
 
   const ops::OpsFootprint footprint_;
+  const ops::WeightFormat expert_format_;
   ops::Ops* fill_ = nullptr;
   std::byte* base_ = nullptr;
   int64_t limit_bytes_ = 0;
@@ -194,7 +209,9 @@ absl::Status PlaceLayer(const ModelConfig& config, const LayerWeights& from, Pla
   RETURN_IF_ERROR(placer.Whole(from.router, &to->router));
   to->experts.resize(from.experts.size());
   for (size_t i = 0; i < from.experts.size(); ++i) {
-    RETURN_IF_ERROR(PlaceMlp(from.experts[i], placer, &to->experts[i]));
+    RETURN_IF_ERROR(placer.Expert(from.experts[i].gate, &to->experts[i].gate));
+    RETURN_IF_ERROR(placer.Expert(from.experts[i].up, &to->experts[i].up));
+    RETURN_IF_ERROR(placer.Expert(from.experts[i].down, &to->experts[i].down));
   }
   if (from.shared.has_value())
     RETURN_IF_ERROR(PlaceMlp(*from.shared, placer, &to->shared.emplace()));
@@ -221,19 +238,19 @@ absl::Status PlaceAll(const ModelConfig& config, const ModelWeights& from, Place
 }  // namespace
 
 int64_t DeviceWeights::Bytes(const ModelConfig& config, const ModelWeights& weights,
-                             const ops::OpsFootprint& footprint) {
-  Placer counter(footprint);
+                             const ops::OpsFootprint& footprint, ops::WeightFormat expert_format) {
+  Placer counter(footprint, expert_format);
   DeviceWeights unused;
   const absl::Status status = PlaceAll(config, weights, counter, &unused);
   CHECK(status.ok()) << status.ToString();
   return counter.used_bytes();
 }
 
-absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Upload(const ModelConfig& config,
-                                                                     const ModelWeights& weights,
-                                                                     ops::Ops& ops) {
+absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Upload(
+    const ModelConfig& config, const ModelWeights& weights, ops::Ops& ops,
+    ops::WeightFormat expert_format) {
   auto result = std::make_unique<DeviceWeights>();
-  const int64_t size_bytes = Bytes(config, weights, ops.footprint());
+  const int64_t size_bytes = Bytes(config, weights, ops.footprint(), expert_format);
   ASSIGN_OR_RETURN(result->memory, ops.device().AllocateDevice(size_bytes, "weights"));
   // kv_b is placed in parts, so it is checked here, whole.
   for (const LayerWeights& layer : weights.layers) {
@@ -241,7 +258,7 @@ absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Upload(const Model
       RETURN_IF_ERROR(CheckTensorFinite(layer.attention.kv_b_proj));
     }
   }
-  Placer filler(ops, result->memory);
+  Placer filler(ops, expert_format, result->memory);
   RETURN_IF_ERROR(PlaceAll(config, weights, filler, result.get()));
   return result;
 }

@@ -49,13 +49,15 @@ struct DeviceWeights {
   std::vector<DeviceLayerWeights> layers;
   device::Buffer memory;
 
-  // Bytes of device memory that Upload takes.
+  // Bytes of device memory that Upload takes. `expert_format` is that of the routed experts; all
+  // else stays as it is in the checkpoint.
   static int64_t Bytes(const ModelConfig& config, const ModelWeights& weights,
-                       const ops::OpsFootprint& footprint);
+                       const ops::OpsFootprint& footprint,
+                       ops::WeightFormat expert_format = ops::WeightFormat::kSource);
   // INVALID_ARGUMENT for a NaN or infinity in a weight, named by tensor and index.
-  static absl::StatusOr<std::unique_ptr<DeviceWeights>> Upload(const ModelConfig& config,
-                                                               const ModelWeights& weights,
-                                                               ops::Ops& ops);
+  static absl::StatusOr<std::unique_ptr<DeviceWeights>> Upload(
+      const ModelConfig& config, const ModelWeights& weights, ops::Ops& ops,
+      ops::WeightFormat expert_format = ops::WeightFormat::kSource);
 };
 
 }  // namespace writescope::model

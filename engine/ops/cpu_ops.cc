@@ -6,9 +6,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/bf16.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/elementwise.h"
+#include "engine/kernels/random_weight.h"
 #include "engine/ops/cpu_ops_impl.h"
 
 namespace writescope::ops {
@@ -20,8 +22,24 @@ constexpr int64_t kFloatsPerLine = 16;  // A cache line; arrays begin on one.
 
 int64_t WeightBytes(WeightType type) { return type == WeightType::kBf16 ? 2 : 4; }
 
-int64_t MatrixBytesOnCpu(WeightType source, int64_t rows, int64_t cols) {
+// LoadMatrix refuses kInt4, so its size is nobody's.
+int64_t MatrixBytesOnCpu(WeightType source, WeightFormat, int64_t rows, int64_t cols) {
   return RoundUp(rows * cols * WeightBytes(source), 64);
+}
+
+absl::Status CheckMatrix(WeightType source, WeightFormat format, int64_t rows, int64_t cols) {
+  if (rows < 1 || cols < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a matrix of ", rows, " rows and ", cols, " columns"));
+  }
+  if (source == WeightType::kInt4) {
+    return absl::InvalidArgumentError("the source of a matrix is float32 or bfloat16");
+  }
+  if (format == WeightFormat::kInt4) {
+    return absl::UnimplementedError(
+        "the CPU device has no 4-bit matrices; load the weights in their own format");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -82,16 +100,34 @@ OpsFootprint CpuOpsFootprint() {
           .workspace_bytes = &CpuOpsWorkspaceBytes};
 }
 
-absl::StatusOr<Matrix> CpuOps::LoadMatrix(std::byte* to, WeightType source, int64_t rows,
-                                          int64_t cols, const std::byte* from) {
-  if (rows < 1 || cols < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a matrix of ", rows, " rows and ", cols, " columns"));
-  }
+absl::StatusOr<Matrix> CpuOps::LoadMatrix(std::byte* to, WeightType source, WeightFormat format,
+                                          int64_t rows, int64_t cols, const std::byte* from) {
+  RETURN_IF_ERROR(CheckMatrix(source, format, rows, cols));
   // The device's memory is host memory, and nothing on the queue uses a matrix that is not there
   // yet.
   std::memcpy(to, from, static_cast<size_t>(rows * cols * WeightBytes(source)));
   return Matrix{.data = to, .type = source, .rows = rows, .cols = cols};
+}
+
+absl::StatusOr<Matrix> CpuOps::RandomMatrix(std::byte* to, WeightType source, WeightFormat format,
+                                            int64_t rows, int64_t cols, float sigma,
+                                            uint64_t seed) {
+  RETURN_IF_ERROR(CheckMatrix(source, format, rows, cols));
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const float value = kernels::RandomWeight(seed, static_cast<uint64_t>(i), sigma);
+    if (source == WeightType::kBf16) {
+      reinterpret_cast<uint16_t*>(to)[i] = FloatToBf16(value);
+    } else {
+      reinterpret_cast<float*>(to)[i] = value;
+    }
+  }
+  return Matrix{.data = to, .type = source, .rows = rows, .cols = cols};
+}
+
+absl::StatusOr<const float*> CpuOps::LoadVector(std::byte* to, int64_t count, const float* from) {
+  if (count < 1) return absl::InvalidArgumentError(absl::StrCat("a vector of ", count, " values"));
+  std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+  return reinterpret_cast<const float*>(to);
 }
 
 void CpuOps::Embed(std::span<const TokenId> ids, const Matrix& table, void* out) {

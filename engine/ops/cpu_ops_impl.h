@@ -39,8 +39,13 @@ class CpuOps final : public Ops {
 
   device::Device& device() override { return device_; }
   OpsFootprint footprint() const override { return CpuOpsFootprint(); }
-  absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, int64_t rows, int64_t cols,
-                                    const std::byte* from) override;
+  absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, WeightFormat format,
+                                    int64_t rows, int64_t cols, const std::byte* from) override;
+  absl::StatusOr<Matrix> RandomMatrix(std::byte* to, WeightType source, WeightFormat format,
+                                      int64_t rows, int64_t cols, float sigma,
+                                      uint64_t seed) override;
+  absl::StatusOr<const float*> LoadVector(std::byte* to, int64_t count, const float* from) override;
+  absl::Status WarmUp(const KvGeometry&, int) override { return absl::OkStatus(); }
   void Embed(std::span<const TokenId> ids, const Matrix& table, void* out) override;
   void RmsNorm(int num_rows, int dim, const void* x, const float* weight, float eps,
                void* out) override;

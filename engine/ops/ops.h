@@ -20,7 +20,13 @@
 
 namespace writescope::ops {
 
-enum class WeightType { kF32, kBf16 };
+// What a matrix is stored as. kInt4 comes from LoadMatrix or RandomMatrix only; see
+// kernels/quantize_int4.h.
+enum class WeightType { kF32, kBf16, kInt4 };
+
+// How a matrix is kept: as its source, or quantised to 4 bits, symmetric, one scale for 128
+// neighbouring values of a row. Only experts (MoeArgs::experts) may be kInt4.
+enum class WeightFormat { kSource, kInt4 };
 
 // y = x * W^T with W [rows, cols].
 struct Matrix {
@@ -169,8 +175,9 @@ struct OpsLimits {
 // What an implementation takes, known before there is one: for planning.
 struct OpsFootprint {
   int activation_bytes = 4;
-  // Bytes of device memory of a matrix, a multiple of 64.
-  int64_t (*matrix_bytes)(WeightType source, int64_t rows, int64_t cols) = nullptr;
+  // Bytes of device memory of a matrix, a multiple of 64. `source` is kF32 or kBf16.
+  int64_t (*matrix_bytes)(WeightType source, WeightFormat format, int64_t rows,
+                          int64_t cols) = nullptr;
   // Bytes of device memory of the workspace.
   int64_t (*workspace_bytes)(const OpsLimits& limits) = nullptr;
 };
@@ -184,9 +191,21 @@ class Ops {
   int activation_bytes() const { return footprint().activation_bytes; }
 
   // Brings a row-major host matrix to `to` (footprint().matrix_bytes long). Waits until it is
-  // there.
-  virtual absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, int64_t rows,
-                                            int64_t cols, const std::byte* from) = 0;
+  // there. UNIMPLEMENTED for a format that this device does not multiply by.
+  virtual absl::StatusOr<Matrix> LoadMatrix(std::byte* to, WeightType source, WeightFormat format,
+                                            int64_t rows, int64_t cols, const std::byte* from) = 0;
+  // The same with seeded random values of about N(0, sigma^2), made where they are needed: the
+  // result is that of LoadMatrix of kernels::RandomWeight (kernels/random_weight.h) at each index.
+  virtual absl::StatusOr<Matrix> RandomMatrix(std::byte* to, WeightType source, WeightFormat format,
+                                              int64_t rows, int64_t cols, float sigma,
+                                              uint64_t seed) = 0;
+  // Brings a vector of float32 to `to`, vector_bytes(count) long; it stays float32. Waits.
+  virtual absl::StatusOr<const float*> LoadVector(std::byte* to, int64_t count,
+                                                  const float* from) = 0;
+  static constexpr int64_t vector_bytes(int64_t count) { return RoundUp(count * 4, 64); }
+  // Touches all that steps will use, so that no step loads code or sets up a library. Once, after
+  // the matrices are there; waits.
+  virtual absl::Status WarmUp(const KvGeometry& kv, int num_heads) = 0;
 
   // out[i] = table[ids[i]]
   virtual void Embed(std::span<const TokenId> ids, const Matrix& table, void* out) = 0;

@@ -53,9 +53,9 @@ TEST(CreateCpuOps, RefusesEmptyLimits) {
 TEST(CpuOps, FootprintIsWhatCreateTakes) {
   const OpsFootprint footprint = CpuOpsFootprint();
   EXPECT_EQ(footprint.workspace_bytes(SomeLimits()), CpuOpsWorkspaceBytes(SomeLimits()));
-  EXPECT_EQ(footprint.matrix_bytes(WeightType::kBf16, 3, 5), 64);
-  EXPECT_EQ(footprint.matrix_bytes(WeightType::kF32, 3, 5), 64);
-  EXPECT_EQ(footprint.matrix_bytes(WeightType::kF32, 16, 5), 320);
+  EXPECT_EQ(footprint.matrix_bytes(WeightType::kBf16, WeightFormat::kSource, 3, 5), 64);
+  EXPECT_EQ(footprint.matrix_bytes(WeightType::kF32, WeightFormat::kSource, 3, 5), 64);
+  EXPECT_EQ(footprint.matrix_bytes(WeightType::kF32, WeightFormat::kSource, 16, 5), 320);
   EXPECT_EQ(footprint.activation_bytes, 4);
 }
 
@@ -153,10 +153,51 @@ TEST(CpuOps, CopiesTheArraysItIsGiven) {
   EXPECT_EQ(rig.Download(out, 2), (std::vector<float>{4, 2}));
 }
 
-TEST(CpuOps, LoadMatrixRefusesAnEmptyOne) {
+TEST(CpuOps, LoadMatrixRefusesWhatItCannotMultiplyBy) {
   OpsRig rig(1, SomeLimits());
-  EXPECT_EQ(rig.ops().LoadMatrix(nullptr, WeightType::kF32, 0, 4, nullptr).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  const auto code = [&rig](WeightType source, WeightFormat format, int64_t rows) {
+    return rig.ops().LoadMatrix(nullptr, source, format, rows, 4, nullptr).status().code();
+  };
+  EXPECT_EQ(code(WeightType::kF32, WeightFormat::kSource, 0), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(WeightType::kInt4, WeightFormat::kSource, 4), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(WeightType::kBf16, WeightFormat::kInt4, 4), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(rig.ops()
+                .RandomMatrix(nullptr, WeightType::kBf16, WeightFormat::kInt4, 4, 4, 1, 7)
+                .status()
+                .code(),
+            absl::StatusCode::kUnimplemented);
+}
+
+TEST(CpuOps, RandomMatricesAreSeededAndAboutNormal) {
+  OpsRig rig(1, SomeLimits());
+  constexpr int64_t kRows = 100, kCols = 101;
+  constexpr float kSigma = 0.02f;
+  const auto make = [&rig](uint64_t seed) {
+    auto matrix = rig.ops().RandomMatrix(rig.Allocate(kRows * kCols * 4), WeightType::kF32,
+                                         WeightFormat::kSource, kRows, kCols, kSigma, seed);
+    EXPECT_TRUE(matrix.ok()) << matrix.status();
+    return rig.Download(reinterpret_cast<const float*>(matrix->data), kRows * kCols);
+  };
+  const std::vector<float> values = make(1);
+  EXPECT_EQ(values, make(1));
+  EXPECT_NE(values, make(2));
+  double sum = 0, squares = 0;
+  for (const float value : values) {
+    EXPECT_LT(std::abs(value), 3.5f * kSigma);
+    sum += value;
+    squares += value * value;
+  }
+  constexpr double kCount = kRows * kCols;  // Standard errors: 1 % of sigma, and 0.7 % of sigma.
+  EXPECT_NEAR(sum / kCount, 0, 0.05 * kSigma);
+  EXPECT_NEAR(std::sqrt(squares / kCount), kSigma, 0.03 * kSigma);
+}
+
+TEST(CpuOps, LoadsVectors) {
+  OpsRig rig(1, SomeLimits());
+  const std::vector<float> values = {1, 2.5f, -3};
+  auto vector = rig.ops().LoadVector(rig.Allocate(Ops::vector_bytes(3)), 3, values.data());
+  ASSERT_TRUE(vector.ok()) << vector.status();
+  EXPECT_EQ(rig.Download(*vector, 3), values);
 }
 
 TEST(CpuOpsDeathTest, ATokenOutsideTheVocabularyEndsTheProcess) {

@@ -44,8 +44,10 @@ Matrix OpsRig::Load(const std::vector<float>& values, int64_t rows, int64_t cols
   for (const float value : values) halves.push_back(FloatToBf16(value));
   const void* from = type == WeightType::kBf16 ? static_cast<const void*>(halves.data())
                                                : static_cast<const void*>(values.data());
-  auto matrix = ops_->LoadMatrix(Allocate(ops_->footprint().matrix_bytes(type, rows, cols)), type,
-                                 rows, cols, static_cast<const std::byte*>(from));
+  constexpr auto kSource = WeightFormat::kSource;
+  std::byte* to = Allocate(ops_->footprint().matrix_bytes(type, kSource, rows, cols));
+  auto matrix =
+      ops_->LoadMatrix(to, type, kSource, rows, cols, static_cast<const std::byte*>(from));
   CHECK(matrix.ok()) << matrix.status();
   return *matrix;
 }
