@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "engine/base/status_macros.h"
 #include "server/parse_units.h"
 #include "server/version.h"
@@ -20,6 +21,12 @@ namespace {
 struct Flags {
   std::string model;
   std::string device = "cpu";
+  std::string load_format = "checkpoint";
+  std::string weights = "bf16";
+  std::string compute_dtype = "auto";
+  std::string device_waits = "auto";
+  bool force_simt = false;
+  bool allow_pageable = false;
   std::string listen = "127.0.0.1:50051";
   std::string control_listen = "127.0.0.1:50052";
   std::string metrics_listen = "127.0.0.1:9464";
@@ -59,7 +66,18 @@ struct Flags {
 void AddModelOptions(CLI::App& app, Flags& flags) {
   app.add_option("--model", flags.model, "Folder of a Hugging Face checkpoint, as downloaded")
       ->group("Model");
-  app.add_option("--device", flags.device, "cpu or cuda")->group("Model");
+  app.add_option("--device", flags.device, "cpu, cuda, or cuda:N for the N-th visible GPU")
+      ->group("Model");
+  app.add_option("--load-format", flags.load_format,
+                 "checkpoint, or dummy: seeded random weights of the shapes in config.json")
+      ->group("Model");
+  app.add_option(
+         "--weights", flags.weights,
+         "bf16 (as in the checkpoint), or int4: routed experts are quantised on load (CUDA)")
+      ->group("Model");
+  app.add_option("--compute-dtype", flags.compute_dtype,
+                 "auto, f32 or bf16 (CUDA); auto: bf16 on CUDA, f32 on the CPU device")
+      ->group("Model");
   app.add_option("--vram-budget", flags.vram_budget,
                  "All that the worker takes of device memory, such as 32GiB (required)")
       ->group("Memory");
@@ -72,6 +90,9 @@ void AddModelOptions(CLI::App& app, Flags& flags) {
       ->group("Memory");
   app.add_option("--ring-size", flags.ring_size,
                  "Staging memory on the device; default: 256MiB, less on the CPU device")
+      ->group("Memory");
+  app.add_flag("--allow-pageable", flags.allow_pageable,
+               "Goes on, many times slower, where host memory cannot be page-locked (CUDA)")
       ->group("Memory");
   app.add_flag("--no-prefix-cache", flags.no_prefix_cache, "Keeps nothing for later requests")
       ->group("Memory");
@@ -110,6 +131,13 @@ void AddSplitOptions(CLI::App& app, Flags& flags) {
       ->group("Split");
   app.add_option("--machine-profile", flags.machine_profile,
                  "Rates to start with, instead of a measurement (a JSON file)")
+      ->group("Split");
+  app.add_option("--device-waits", flags.device_waits,
+                 "Who waits for the CPU's attention: auto, device, or host (for tools that "
+                 "serialise the GPU)")
+      ->group("Split");
+  app.add_flag("--force-simt", flags.force_simt,
+               "CUDA without tensor cores, as on GPUs before sm_80; for tests")
       ->group("Split");
   app.add_option("--wait-limit", flags.wait_limit,
                  "A step that waits longer for one processor fails")
@@ -221,20 +249,67 @@ absl::Status CheckMemory(const Flags& flags, runtime::EngineOptions* engine) {
   return absl::OkStatus();
 }
 
+// One of a flag's words.
+template <typename T>
+absl::Status Choose(const char* flag, const std::string& word,
+                    std::initializer_list<std::pair<const char*, T>> choices, T* out) {
+  std::string known;
+  for (const auto& [name, value] : choices) {
+    if (word == name) {
+      *out = value;
+      return absl::OkStatus();
+    }
+    absl::StrAppend(&known, known.empty() ? "" : ", ", name);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": '", word, "' is none of ", known));
+}
+
+absl::Status CheckDevice(const Flags& flags, runtime::EngineOptions* engine) {
+  using runtime::ComputeDtype;
+  using runtime::DeviceWaits;
+  using runtime::LoadFormat;
+  using runtime::WeightsFormat;
+  absl::string_view device = flags.device;
+  if (absl::ConsumePrefix(&device, "cuda")) {
+    engine->device = runtime::DeviceKind::kCuda;
+    if (!device.empty() &&
+        (!absl::ConsumePrefix(&device, ":") || !absl::SimpleAtoi(device, &engine->device_ordinal) ||
+         engine->device_ordinal < 0)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--device: '", flags.device, "' is neither cuda nor cuda:N"));
+    }
+  } else if (device == "cpu") {
+    engine->device = runtime::DeviceKind::kCpu;
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device: '", flags.device, "' is neither cpu nor cuda"));
+  }
+  RETURN_IF_ERROR(Choose("--load-format", flags.load_format,
+                         {{"checkpoint", LoadFormat::kCheckpoint}, {"dummy", LoadFormat::kDummy}},
+                         &engine->load_format));
+  RETURN_IF_ERROR(Choose("--weights", flags.weights,
+                         {{"bf16", WeightsFormat::kSource}, {"int4", WeightsFormat::kInt4}},
+                         &engine->weights));
+  RETURN_IF_ERROR(Choose(
+      "--compute-dtype", flags.compute_dtype,
+      {{"auto", ComputeDtype::kAuto}, {"f32", ComputeDtype::kF32}, {"bf16", ComputeDtype::kBf16}},
+      &engine->compute_dtype));
+  RETURN_IF_ERROR(Choose("--device-waits", flags.device_waits,
+                         {{"auto", DeviceWaits::kAuto},
+                          {"device", DeviceWaits::kDevice},
+                          {"host", DeviceWaits::kHost}},
+                         &engine->device_waits));
+  engine->force_simt = flags.force_simt;
+  engine->allow_pageable = flags.allow_pageable;
+  return absl::OkStatus();
+}
+
 absl::Status CheckEngine(const Flags& flags, runtime::EngineOptions* engine) {
   if (flags.model.empty()) {
     return absl::InvalidArgumentError("--model is required: the folder of a checkpoint");
   }
   engine->model_dir = flags.model;
-  if (flags.device == "cuda") {
-    return absl::InvalidArgumentError(
-        "--device=cuda: this build has no CUDA device; use --device=cpu");
-  }
-  if (flags.device != "cpu") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--device: '", flags.device, "' is neither cpu nor cuda"));
-  }
-  engine->device = runtime::DeviceKind::kCpu;
+  RETURN_IF_ERROR(CheckDevice(flags, engine));
   RETURN_IF_ERROR(CheckMemory(flags, engine));
   RETURN_IF_ERROR(AtLeast("--max-sequences", flags.max_sequences, 1));
   RETURN_IF_ERROR(AtLeast("--max-queue", flags.max_queue, 0));

@@ -118,6 +118,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;
+  // The hardware, for people.
+  virtual std::string description() const { return name(); }
 
   // Device memory, zeroed. RESOURCE_EXHAUSTED with the numbers when the budget has no room.
   virtual absl::StatusOr<Buffer> AllocateDevice(int64_t size_bytes, std::string_view label) = 0;

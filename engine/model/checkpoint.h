@@ -17,6 +17,7 @@ namespace writescope::model {
 // through moves.
 class Checkpoint {
  public:
+  Checkpoint() = default;  // Of no files
   // NotFound names a missing file; InvalidArgument and DataLoss say what is wrong with which.
   static absl::StatusOr<Checkpoint> Open(const std::string& model_dir);
 

@@ -1,6 +1,7 @@
 #include "engine/model/device_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <span>
@@ -24,6 +25,9 @@ ops::WeightType TypeOf(const TensorView& tensor) {
 }
 int64_t ValueBytes(ops::WeightType type) { return type == ops::WeightType::kBf16 ? 2 : 4; }
 
+// Of DummyWeights: a shape without bytes.
+bool IsDummy(const TensorView& tensor) { return tensor.bytes.data() == nullptr; }
+
 // Walks over all weights in one order, first to count bytes, then to fill them.
 class Placer {
  public:
@@ -41,8 +45,9 @@ class Placer {
 
   absl::Status Vector(const TensorView& tensor, const float** out) {
     if (!tensor.present()) return absl::OkStatus();
-    std::vector<float> values(static_cast<size_t>(tensor.num_elements()));
-    if (fill_ != nullptr) {
+    // A dummy's norms leave what they scale as it is.
+    std::vector<float> values(static_cast<size_t>(tensor.num_elements()), 1.0F);
+    if (fill_ != nullptr && !IsDummy(tensor)) {
       RETURN_IF_ERROR(CheckTensorFinite(tensor));
       ReadAsFloat(tensor, 0, values);
     }
@@ -67,6 +72,7 @@ class Placer {
     const int64_t cols = tensor.shape[1];
     const ops::WeightType type = TypeOf(tensor);
     if (fill_ == nullptr) return Place(type, format, rows, cols, nullptr, out);
+    if (IsDummy(tensor)) return PlaceRandom(type, format, rows, cols, out);
     const int64_t row_bytes = cols * ValueBytes(type);
     if (!row_of && tensor.dtype != Dtype::kF16) {
       return Place(type, format, rows, cols, tensor.bytes.data() + first_row * row_bytes, out);
@@ -81,13 +87,13 @@ class Placer {
 
   // A matrix of a routed expert.
   absl::Status Expert(const TensorView& tensor, ops::Matrix* out) {
-    if (fill_ != nullptr) RETURN_IF_ERROR(CheckTensorFinite(tensor));
+    if (fill_ != nullptr && !IsDummy(tensor)) RETURN_IF_ERROR(CheckTensorFinite(tensor));
     return Rows(tensor, 0, tensor.shape[0], nullptr, out, expert_format_);
   }
 
   absl::Status Whole(const TensorView& tensor, ops::Matrix* out,
                      const std::function<int64_t(int64_t)>& row_of = nullptr) {
-    if (fill_ != nullptr) RETURN_IF_ERROR(CheckTensorFinite(tensor));
+    if (fill_ != nullptr && !IsDummy(tensor)) RETURN_IF_ERROR(CheckTensorFinite(tensor));
     return Rows(tensor, 0, tensor.shape[0], row_of, out);
   }
 
@@ -104,6 +110,7 @@ class Placer {
     const ops::WeightType type = TypeOf(tensor);
     const auto format = ops::WeightFormat::kSource;
     if (fill_ == nullptr) return Place(type, format, cols, rows, nullptr, out);
+    if (IsDummy(tensor)) return PlaceRandom(type, format, cols, rows, out);
     const int64_t size = ValueBytes(type);
     std::vector<std::byte> row(static_cast<size_t>(cols * size));
     std::vector<std::byte> values(static_cast<size_t>(cols * rows * size));
@@ -137,6 +144,19 @@ class Placer {
       ASSIGN_OR_RETURN(*out,
                        fill_->LoadMatrix(base_ + used_bytes_, type, format, rows, cols, values));
     }
+    used_bytes_ += size_bytes;
+    return absl::OkStatus();
+  }
+
+  // Random values of the size that keeps activations about as large as they were.
+  absl::Status PlaceRandom(ops::WeightType type, ops::WeightFormat format, int64_t rows,
+                           int64_t cols, ops::Matrix* out) {
+    const int64_t size_bytes =
+        RoundUp(footprint_.matrix_bytes(type, format, rows, cols), kAlignment);
+    CHECK_LE(used_bytes_ + size_bytes, limit_bytes_);
+    const float sigma = 1.0F / std::sqrt(static_cast<float>(cols));
+    ASSIGN_OR_RETURN(*out, fill_->RandomMatrix(base_ + used_bytes_, type, format, rows, cols, sigma,
+                                               static_cast<uint64_t>(used_bytes_)));
     used_bytes_ += size_bytes;
     return absl::OkStatus();
   }
@@ -222,7 +242,7 @@ absl::Status PlaceAll(const ModelConfig& config, const ModelWeights& from, Place
                       DeviceWeights* to) {
   RETURN_IF_ERROR(placer.Whole(from.embed, &to->embed));
   RETURN_IF_ERROR(placer.Vector(from.final_norm, &to->final_norm));
-  if (from.lm_head.bytes.data() == from.embed.bytes.data()) {
+  if (from.lm_head.name == from.embed.name) {
     to->lm_head = to->embed;
   } else {
     RETURN_IF_ERROR(placer.Whole(from.lm_head, &to->lm_head));
@@ -254,7 +274,7 @@ absl::StatusOr<std::unique_ptr<DeviceWeights>> DeviceWeights::Upload(
   ASSIGN_OR_RETURN(result->memory, ops.device().AllocateDevice(size_bytes, "weights"));
   // kv_b is placed in parts, so it is checked here, whole.
   for (const LayerWeights& layer : weights.layers) {
-    if (layer.attention.kv_b_proj.present()) {
+    if (layer.attention.kv_b_proj.present() && !IsDummy(layer.attention.kv_b_proj)) {
       RETURN_IF_ERROR(CheckTensorFinite(layer.attention.kv_b_proj));
     }
   }

@@ -188,7 +188,9 @@ std::optional<Dtype> ParseDtype(const std::string& name) {
 }
 
 int64_t TensorView::num_elements() const {
-  return static_cast<int64_t>(bytes.size()) / DtypeBytes(dtype);
+  int64_t elements = 1;
+  for (const int64_t dim : shape) elements *= dim;
+  return elements;
 }
 
 std::string ShapeString(const std::vector<int64_t>& shape) {

@@ -259,6 +259,18 @@ absl::StatusOr<ModelWeights> LoadWeights(const std::string& model_dir, const Mod
   return weights;
 }
 
+absl::StatusOr<ModelWeights> DummyWeights(const ModelConfig& config) {
+  ModelWeights weights;
+  weights.layers.resize(config.num_layers);
+  for (const TensorSpec& spec : ExpectedTensors(config)) {
+    TensorView& slot = spec.layer < 0 ? OuterSlot(weights, spec.role)
+                                      : LayerSlot(weights.layers[spec.layer], spec);
+    slot = {.dtype = Dtype::kBF16, .shape = spec.shape, .bytes = {}, .name = spec.name};
+  }
+  if (config.tie_word_embeddings) weights.lm_head = weights.embed;
+  return weights;
+}
+
 std::map<Dtype, DtypeUse> WeightDtypes(const ModelWeights& weights) {
   std::map<Dtype, DtypeUse> dtypes;
   for (const TensorView& tensor : weights.tensors) {

@@ -67,6 +67,10 @@ struct ModelWeights {
 // checkpoint are logged, and so is a line with the count and the dtypes.
 absl::StatusOr<ModelWeights> LoadWeights(const std::string& model_dir, const ModelConfig& config);
 
+// Views with names and shapes, and without bytes: DeviceWeights fills them with seeded random
+// values. For benchmarks of a shape whose checkpoint is not at hand.
+absl::StatusOr<ModelWeights> DummyWeights(const ModelConfig& config);
+
 struct DtypeUse {
   int64_t num_tensors = 0;
   int64_t num_bytes = 0;

@@ -13,11 +13,12 @@
 #include "engine/base/cpu_features.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
-#include "engine/device/cpu/cpu_device.h"
+#include "engine/device/device.h"
 #include "engine/model/config.h"
 #include "engine/model/device_weights.h"
 #include "engine/model/weights.h"
-#include "engine/ops/cpu_ops.h"
+#include "engine/ops/ops.h"
+#include "engine/runtime/accelerator.h"
 #include "engine/runtime/active_request.h"
 #include "engine/runtime/cpu_share_slot.h"
 #include "engine/runtime/error_reason.h"
@@ -32,6 +33,11 @@
 namespace writescope::runtime {
 namespace {
 
+ops::WeightFormat ExpertFormat(const EngineOptions& options) {
+  return options.weights == WeightsFormat::kInt4 ? ops::WeightFormat::kInt4
+                                                 : ops::WeightFormat::kSource;
+}
+
 // Everything read from the folder before memory is taken.
 struct LoadedModel {
   model::ModelConfig config;
@@ -41,13 +47,15 @@ struct LoadedModel {
 
 absl::StatusOr<LoadedModel> LoadAndPlan(const EngineOptions& options) {
   RETURN_IF_ERROR(ValidateOptions(options));
-  if (options.device != DeviceKind::kCpu) {
-    return absl::UnimplementedError("this build has no CUDA device; use --device=cpu");
-  }
+  RETURN_IF_ERROR(CheckAccelerator(options));
   ASSIGN_OR_RETURN(model::ModelConfig config, model::ReadModelConfig(options.model_dir));
-  ASSIGN_OR_RETURN(model::ModelWeights weights, model::LoadWeights(options.model_dir, config));
-  const ops::OpsFootprint footprint = ops::CpuOpsFootprint();
-  const int64_t weight_bytes = model::DeviceWeights::Bytes(config, weights, footprint);
+  ASSIGN_OR_RETURN(model::ModelWeights weights,
+                   options.load_format == LoadFormat::kDummy
+                       ? model::DummyWeights(config)
+                       : model::LoadWeights(options.model_dir, config));
+  const ops::OpsFootprint footprint = AcceleratorFootprint(options);
+  const int64_t weight_bytes =
+      model::DeviceWeights::Bytes(config, weights, footprint, ExpertFormat(options));
   ASSIGN_OR_RETURN(SizedPlan sized, PlanEngineMemory(options, config, weight_bytes, footprint));
   return LoadedModel{std::move(config), std::move(weights), std::move(sized)};
 }
@@ -63,7 +71,9 @@ ModelInfo DescribeModel(const LoadedModel& loaded, const tokenizer::Tokenizer* t
   info.vocab_size = loaded.config.vocab_size;
   info.num_layers = loaded.config.num_layers;
   info.kv_dtype = options.kv_dtype == KvDtype::kBf16 ? "bf16" : "f32";
-  info.weight_dtype = model::DtypeName(loaded.weights.embed.dtype);
+  info.weight_dtype = options.weights == WeightsFormat::kInt4
+                          ? "int4"
+                          : model::DtypeName(loaded.weights.embed.dtype);
   info.kv_bytes_per_token = plan.kv_bytes_per_token;
   info.bos_token = loaded.config.bos;
   info.eos_tokens = loaded.config.eos_ids;
@@ -71,7 +81,7 @@ ModelInfo DescribeModel(const LoadedModel& loaded, const tokenizer::Tokenizer* t
   if (const auto config = tokenizer::TokenizerConfig::Load(options.model_dir); config.ok()) {
     info.chat_template = config->chat_template.value_or("");
   }
-  info.device = "cpu";
+  info.device = options.device == DeviceKind::kCuda ? "cuda" : "cpu";
   info.max_context_tokens = plan.max_context_tokens;
   info.max_resident_context_tokens = static_cast<int>(
       std::min<int64_t>(plan.max_context_tokens, plan.device_kv_tokens + kBlockTokens - 1));
@@ -99,17 +109,13 @@ class EngineImpl final : public Engine {
       return tokenizer.status();
     }
     model_ = DescribeModel(loaded_, tokenizer_.get());
-    ASSIGN_OR_RETURN(device_,
-                     device::CpuDevice::Create({.budget_bytes = options.vram_budget_bytes,
-                                                .host_budget_bytes = options.host_budget_bytes,
-                                                .compute_threads = options.device_threads,
-                                                .link_bytes_per_s = options.link_bytes_per_s}));
+    ASSIGN_OR_RETURN(device_, CreateDevice(options));
     RETURN_IF_ERROR(Profile());
     const int max_tokens = std::max(options.prefill_chunk_tokens, options.max_sequences);
     ASSIGN_OR_RETURN(ops_,
-                     ops::CreateCpuOps(*device_, model::OpsLimitsOf(loaded_.config, max_tokens)));
-    ASSIGN_OR_RETURN(weights_,
-                     model::DeviceWeights::Upload(loaded_.config, loaded_.weights, *ops_));
+                     CreateOps(*device_, model::OpsLimitsOf(loaded_.config, max_tokens), options));
+    ASSIGN_OR_RETURN(weights_, model::DeviceWeights::Upload(loaded_.config, loaded_.weights, *ops_,
+                                                            ExpertFormat(options)));
     ASSIGN_OR_RETURN(runner_,
                      ModelRunner::Create(loaded_.config, *weights_, *ops_, loaded_.sized.runner));
     share_.emplace(StartUpTable(),
@@ -289,13 +295,8 @@ class EngineImpl final : public Engine {
       profile_ = *options.machine_profile;
       return profile_.Validate();
     }
-    const KvGeometry geometry = model::GeometryOf(loaded_.config, options.kv_dtype);
-    absl::StatusOr<roofline::MachineProfile> probed = ProbeRates(
-        *device_, {.geometry = geometry,
-                   .query_group = loaded_.config.num_heads / geometry.num_kv_heads,
-                   .num_workers = options.cpu_workers,
-                   .host_bytes = std::min<int64_t>(loaded_.sized.plan.host_total_bytes, 8 * kMiB),
-                   .device_bytes = std::min<int64_t>(options.vram_budget_bytes / 4, 2 * kMiB)});
+    const absl::StatusOr<roofline::MachineProfile> probed = ProbeRates(
+        *device_, ProbeOptionsFor(options, loaded_.config, loaded_.sized.plan.host_total_bytes));
     RETURN_IF_ERROR(probed.status());
     profile_ = *probed;
     profile_.host_budget_bytes = options.host_budget_bytes;
@@ -324,7 +325,7 @@ class EngineImpl final : public Engine {
   roofline::MachineProfile profile_;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer_;
   // In the order of use: each needs those before it.
-  std::unique_ptr<device::CpuDevice> device_;
+  std::unique_ptr<device::Device> device_;
   std::unique_ptr<ops::Ops> ops_;
   std::unique_ptr<model::DeviceWeights> weights_;
   std::unique_ptr<ModelRunner> runner_;

@@ -24,11 +24,27 @@ namespace writescope::runtime {
 
 enum class DeviceKind { kCpu, kCuda };
 enum class CutMode { kPlanned, kMeet };
+// kAuto: bf16 on CUDA, float32 on the CPU device, which has nothing else.
+enum class ComputeDtype { kAuto, kF32, kBf16 };
+// kSource: as in the checkpoint, in the compute type. kInt4: routed experts are quantised on load.
+enum class WeightsFormat { kSource, kInt4 };
+// kDummy: seeded random weights of the shapes in config.json, for benchmarks; no weights are read.
+enum class LoadFormat { kCheckpoint, kDummy };
+// Who waits for the CPU's part of attention: the device itself, so that work is submitted ahead, or
+// the host, for tools that serialise the device. kAuto tells them apart.
+enum class DeviceWaits { kAuto, kDevice, kHost };
 
 // 0 means "chosen by the engine" where a field says so.
 struct EngineOptions {
   std::string model_dir;
+  LoadFormat load_format = LoadFormat::kCheckpoint;
+  WeightsFormat weights = WeightsFormat::kSource;
   DeviceKind device = DeviceKind::kCpu;
+  int device_ordinal = 0;  // Of the CUDA devices that are visible
+  ComputeDtype compute_dtype = ComputeDtype::kAuto;
+  DeviceWaits device_waits = DeviceWaits::kAuto;
+  bool force_simt = false;        // CUDA without tensor cores, as before sm_80; for tests
+  bool allow_pageable = false;    // Go on where host memory cannot be page-locked
   int64_t vram_budget_bytes = 0;  // Required
   int64_t host_budget_bytes = 0;  // 0: half of what the cgroup or the machine allows
   KvDtype kv_dtype = KvDtype::kBf16;

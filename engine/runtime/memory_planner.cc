@@ -12,12 +12,14 @@
 #include "engine/base/units.h"
 #include "engine/kvcache/placement_plan.h"
 #include "engine/model/decoder.h"
+#include "engine/runtime/accelerator.h"
 
 namespace writescope::runtime {
 namespace {
 
 constexpr int64_t kPageBytes = 4096;
 constexpr int kDefaultPrefillChunk = 512;
+constexpr int kDefaultPrefillChunkCuda = 2048;
 constexpr int64_t kMaxDefaultRingBytes = 256 * kMiB;
 // Spilled blocks below which nothing is placed in `host`; see PlacementRequest.
 constexpr double kHostAfterFraction = 1.0 / 16;
@@ -50,12 +52,18 @@ class Planner {
     runner.prefill_chunk_tokens = o.prefill_chunk_tokens;
     runner.num_workers = o.cpu_workers;
     runner.wait_limit = o.wait_limit;
+    // A real device's hand-offs take microseconds if nobody sleeps; the CPU device computes on the
+    // cores that would spin.
+    if (o.device == DeviceKind::kCuda) runner.nap = absl::ZeroDuration();
     runner.cache.prefix_cache = o.prefix_cache;
     runner.cache.retention = o.retention;
     runner.cache.verify = o.verify_blocks;
     const ModelRunner::FixedBytes fixed =
         ModelRunner::PlanBytes(config_, footprint.activation_bytes, runner);
     result_.weight_bytes = weight_bytes;
+    if (const int64_t reserve_bytes = DeviceReserveBytes(o); reserve_bytes > 0) {
+      AddItem("CUDA context and libraries, at most", true, reserve_bytes);
+    }
     AddItem("weights", true, weight_bytes);
     AddItem("operations workspace", true,
             footprint.workspace_bytes(
@@ -75,7 +83,10 @@ class Planner {
     const int cores = UsableCores();
     if (o.cpu_workers == 0) o.cpu_workers = std::max(1, cores - 2);
     if (o.device_threads == 0) o.device_threads = cores;
-    if (o.prefill_chunk_tokens == 0) o.prefill_chunk_tokens = kDefaultPrefillChunk;
+    if (o.prefill_chunk_tokens == 0) {
+      o.prefill_chunk_tokens =
+          o.device == DeviceKind::kCuda ? kDefaultPrefillChunkCuda : kDefaultPrefillChunk;
+    }
     // Chunks end on block borders, so that what a chunk fills goes around the tails.
     o.prefill_chunk_tokens =
         static_cast<int>(RoundUp(std::max(o.prefill_chunk_tokens, kBlockTokens), kBlockTokens));

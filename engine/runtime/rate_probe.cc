@@ -9,11 +9,15 @@
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/kernels/attention_partial.h"
+#include "engine/model/decoder.h"
 
 namespace writescope::runtime {
 namespace {
 
-constexpr int64_t kCopyBytes = 256 * kKiB;
+constexpr int64_t kCudaHostBytes = 2 * kGiB;
+constexpr int64_t kCudaDeviceBytes = 8 * kMiB;
+constexpr int64_t kCudaCopyBytes = 2 * kMiB;
+constexpr double kCudaSeconds = 0.25;
 
 int64_t HostBytes(const RateProbeOptions& options) {
   return std::max(options.host_bytes, options.geometry.block_bytes());
@@ -25,8 +29,8 @@ class CpuLoad {
   CpuLoad(const RateProbeOptions& options, const std::byte* memory)
       : options_(options), memory_(memory) {}
 
-  // Bytes attended to by one thread until `stop`.
-  int64_t Run(const std::atomic<bool>& stop, int64_t first_block) const {
+  // Bytes attended to by one thread of `num_threads` until `stop`.
+  int64_t Run(const std::atomic<bool>& stop, int64_t thread, int64_t num_threads) const {
     const KvGeometry& kv = options_.geometry;
     const size_t rows = static_cast<size_t>(options_.query_group);
     std::vector<float> q(static_cast<size_t>(kv.k_dim)), o(rows * static_cast<size_t>(kv.v_dim));
@@ -41,7 +45,9 @@ class CpuLoad {
     const int64_t num_blocks = HostBytes(options_) / kv.block_bytes();
     const kernels::AttentionVariant& variant = kernels::ActiveAttentionVariant();
     int64_t bytes = 0;
-    for (int64_t i = first_block; !stop.load(std::memory_order_relaxed); ++i) {
+    // Each thread in a part of its own, so that none reads what another has brought into a cache.
+    for (int64_t i = num_blocks * thread / num_threads; !stop.load(std::memory_order_relaxed);
+         ++i) {
       for (int head = 0; head < kv.num_kv_heads; ++head) {
         const std::byte* k = memory_ + (i % num_blocks) * kv.block_bytes() + head * kv.head_bytes();
         const kernels::KvHeadBlock block{
@@ -79,10 +85,11 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
   std::vector<std::thread> threads;
   const double began_s = device::NowSeconds();
   for (int i = 0; cpu && i < options.num_workers; ++i) {
-    threads.emplace_back([&, i] { cpu_bytes += load.Run(stop, i * 7); });
+    threads.emplace_back([&, i] { cpu_bytes += load.Run(stop, i, options.num_workers); });
   }
   int64_t link_bytes = 0;
-  const int64_t copy_bytes = std::min({kCopyBytes, options.device_bytes, HostBytes(options)});
+  const int64_t copy_bytes =
+      std::min({options.copy_bytes, options.device_bytes, HostBytes(options)});
   device::Queue& queue = device.upload();
   device::Event last;
   while (device::NowSeconds() - began_s < options.seconds) {
@@ -91,7 +98,8 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
       continue;
     }
     const device::Event before = last;
-    queue.Copy(on_device, host + link_bytes % (HostBytes(options) - copy_bytes + 1), copy_bytes);
+    const int64_t places = HostBytes(options) / copy_bytes;
+    queue.Copy(on_device, host + link_bytes / copy_bytes % places * copy_bytes, copy_bytes);
     last = queue.Record();
     link_bytes += copy_bytes;
     // Two in flight, as the pump keeps them.
@@ -107,6 +115,23 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
 }
 
 }  // namespace
+
+RateProbeOptions ProbeOptionsFor(const EngineOptions& options, const model::ModelConfig& config,
+                                 int64_t host_total_bytes) {
+  const KvGeometry geometry = model::GeometryOf(config, options.kv_dtype);
+  RateProbeOptions probe{
+      .geometry = geometry,
+      .query_group = config.num_heads / geometry.num_kv_heads,
+      .num_workers = options.cpu_workers,
+      .host_bytes = std::min<int64_t>(host_total_bytes, 8 * kMiB),
+      .device_bytes = std::min<int64_t>(options.vram_budget_bytes / 4, 2 * kMiB)};
+  if (options.device != DeviceKind::kCuda) return probe;
+  probe.seconds = kCudaSeconds;
+  probe.host_bytes = std::min(host_total_bytes, kCudaHostBytes);
+  probe.device_bytes = kCudaDeviceBytes;
+  probe.copy_bytes = kCudaCopyBytes;
+  return probe;
+}
 
 absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
                                                     const RateProbeOptions& options) {

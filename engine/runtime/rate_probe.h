@@ -7,7 +7,9 @@
 #include "absl/status/statusor.h"
 #include "engine/base/tile_layout.h"
 #include "engine/device/device.h"
+#include "engine/model/config.h"
 #include "engine/roofline/machine_profile.h"
+#include "engine/runtime/engine.h"
 
 namespace writescope::runtime {
 
@@ -19,11 +21,16 @@ struct RateProbeOptions {
   // Memory to use at most; smaller than the budgets, which have nothing else in them yet.
   int64_t host_bytes = 8 << 20;
   int64_t device_bytes = 2 << 20;
+  int64_t copy_bytes = 256 << 10;
 };
+// Of options in which every default is filled in. On a real accelerator the buffers are larger than
+// any cache, so that the rates are those of memory.
+RateProbeOptions ProbeOptionsFor(const EngineOptions& options, const model::ModelConfig& config,
+                                 int64_t host_total_bytes);
 
 // Attends to blocks of a scratch buffer in host memory with the workers' kernel, and copies them
-// over the link, first alone, then both at once. Takes about four times `seconds` and 8 MiB of host
-// and 2 MiB of device memory, which it gives back.
+// over the link, first alone, then both at once. Takes about four times `seconds`, and memory that
+// it gives back.
 absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
                                                     const RateProbeOptions& options);
 

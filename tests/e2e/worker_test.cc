@@ -149,7 +149,7 @@ TEST_F(WorkerTest, StartsThatFailSayWhy) {
         Case{{"--model=" + truncated, "--vram-budget=24MiB"}, 1, "model.safetensors"},
         Case{{"--model=" + missing, "--vram-budget=24MiB"}, 1, "safetensors"},
         Case{{"--model=" + kModel, "--vram-budget=4MiB"}, 1, "4.0 MiB"},
-        Case{{"--model=" + kModel, "--vram-budget=24MiB", "--device=cuda"}, 2, "no CUDA device"},
+        Case{{"--model=" + kModel, "--vram-budget=4GiB", "--device=cuda:99"}, 1, "CUDA device"},
         Case{{"--model=" + kModel}, 2, "--vram-budget is required"},
         Case{{"--version"}, 0, "writescope-worker "}}) {
     const auto result = RunProgram(WORKER, c.flags);

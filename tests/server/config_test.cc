@@ -104,17 +104,27 @@ TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
     std::string flag;
     std::string expected;
   };
-  for (const Case& c :
-       {Case{"--device=cuda", "no CUDA device"}, Case{"--device=tpu", "'tpu'"},
-        Case{"--host-budget=12gib", "--host-budget: size '12gib'"}, Case{"--kv-dtype=fp8", "'fp8'"},
-        Case{"--cut=half", "'half'"}, Case{"--share-interval=0.9,0.1", "--share-interval"},
-        Case{"--link-gbps=-1", "-1"}, Case{"--max-sequences=0", "--max-sequences: 0"},
-        Case{"--workers=-2", "--workers: -2"}, Case{"--listen=nowhere", "'nowhere'"},
-        Case{"--listen=127.0.0.1:70000", "70000"},
-        Case{"--metrics-listen=unix:/tmp/x", "--metrics-listen"},
-        Case{"--drain-timeout=-1s", "--drain-timeout"}, Case{"--log-level=loud", "'loud'"},
-        Case{"--machine-profile=/no/such/file", "--machine-profile"},
-        Case{"--no-such-flag", "no-such-flag"}, Case{"--max-queue=many", "many"}}) {
+  for (const Case& c : {Case{"--device=cuda:x", "'cuda:x'"},
+                        Case{"--device=tpu", "'tpu'"},
+                        Case{"--weights=int3", "'int3'"},
+                        Case{"--compute-dtype=f16", "'f16'"},
+                        Case{"--load-format=gguf", "'gguf'"},
+                        Case{"--device-waits=never", "'never'"},
+                        Case{"--host-budget=12gib", "--host-budget: size '12gib'"},
+                        Case{"--kv-dtype=fp8", "'fp8'"},
+                        Case{"--cut=half", "'half'"},
+                        Case{"--share-interval=0.9,0.1", "--share-interval"},
+                        Case{"--link-gbps=-1", "-1"},
+                        Case{"--max-sequences=0", "--max-sequences: 0"},
+                        Case{"--workers=-2", "--workers: -2"},
+                        Case{"--listen=nowhere", "'nowhere'"},
+                        Case{"--listen=127.0.0.1:70000", "70000"},
+                        Case{"--metrics-listen=unix:/tmp/x", "--metrics-listen"},
+                        Case{"--drain-timeout=-1s", "--drain-timeout"},
+                        Case{"--log-level=loud", "'loud'"},
+                        Case{"--machine-profile=/no/such/file", "--machine-profile"},
+                        Case{"--no-such-flag", "no-such-flag"},
+                        Case{"--max-queue=many", "many"}}) {
     const ParsedConfig parsed = ParseWorkerConfig(With({c.flag}));
     EXPECT_FALSE(parsed.config.has_value()) << c.flag;
     EXPECT_EQ(parsed.exit_code, 2) << c.flag;

@@ -5,6 +5,8 @@
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
+#include "engine/runtime/accelerator.h"
+#include "tests/support/test_device.h"
 
 namespace writescope::testing {
 
@@ -12,13 +14,15 @@ absl::StatusOr<std::unique_ptr<TinyModel>> TinyModel::Load(const TinyModelOption
   auto tiny = std::make_unique<TinyModel>();
   ASSIGN_OR_RETURN(tiny->config, model::ReadModelConfig(options.dir));
   ASSIGN_OR_RETURN(model::ModelWeights weights, model::LoadWeights(options.dir, tiny->config));
-  ASSIGN_OR_RETURN(tiny->device,
-                   device::CpuDevice::Create({.budget_bytes = 4 * kGiB,
-                                              .compute_threads = options.device_threads,
-                                              .link_bytes_per_s = options.link_bytes_per_s}));
+  runtime::EngineOptions engine{.vram_budget_bytes = 4 * kGiB,
+                                .device_threads = options.device_threads,
+                                .link_bytes_per_s = options.link_bytes_per_s};
+  UseTestDevice(engine);
+  ASSIGN_OR_RETURN(tiny->device, runtime::CreateDevice(engine));
   const int max_tokens = std::max(options.prefill_chunk, options.max_sequences);
-  ASSIGN_OR_RETURN(tiny->ops,
-                   ops::CreateCpuOps(*tiny->device, model::OpsLimitsOf(tiny->config, max_tokens)));
+  ASSIGN_OR_RETURN(
+      tiny->ops,
+      runtime::CreateOps(*tiny->device, model::OpsLimitsOf(tiny->config, max_tokens), engine));
   ASSIGN_OR_RETURN(tiny->weights, model::DeviceWeights::Upload(tiny->config, weights, *tiny->ops));
   runtime::ModelRunner::Options runner;
   runner.kv_dtype = options.kv_dtype;
@@ -29,7 +33,8 @@ absl::StatusOr<std::unique_ptr<TinyModel>> TinyModel::Load(const TinyModelOption
   runner.wait_limit = options.wait_limit;
   runner.cache.blocks = options.blocks;
   runner.cache.prefix_cache = options.prefix_cache;
-  runner.cache.verify = options.verify;
+  // The CRCs are made and checked by the host, which cannot read a GPU's memory.
+  runner.cache.verify = options.verify && !OnCuda();
   ASSIGN_OR_RETURN(tiny->runner,
                    runtime::ModelRunner::Create(tiny->config, *tiny->weights, *tiny->ops, runner));
   return tiny;

@@ -1,5 +1,5 @@
-// A checkpoint loaded onto the CPU device with a runner around it, for tests below the engine's
-// front door.
+// A checkpoint loaded onto the device under test (test_device.h) with a runner around it, for tests
+// below the engine's front door.
 #pragma once
 
 #include <array>
@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/device/cpu/cpu_device.h"
+#include "engine/device/device.h"
 #include "engine/model/config.h"
 #include "engine/model/device_weights.h"
 #include "engine/model/weights.h"
-#include "engine/ops/cpu_ops.h"
+#include "engine/ops/ops.h"
 #include "engine/runtime/model_runner.h"
 
 namespace writescope::testing {
@@ -34,7 +34,7 @@ struct TinyModelOptions {
 
 struct TinyModel {
   model::ModelConfig config;
-  std::unique_ptr<device::CpuDevice> device;
+  std::unique_ptr<device::Device> device;
   std::unique_ptr<ops::Ops> ops;
   std::unique_ptr<model::DeviceWeights> weights;
   std::unique_ptr<runtime::ModelRunner> runner;

@@ -165,6 +165,7 @@ class CudaDeviceImpl final : public CudaDevice {
   }
 
   std::string name() const override { return "cuda"; }
+  std::string description() const override { return info_.name; }
 
   absl::StatusOr<Buffer> AllocateDevice(int64_t size_bytes, std::string_view label) override {
     if (size_bytes <= 0) {

@@ -8,9 +8,8 @@ namespace writescope::device {
 namespace {
 
 constexpr double kRenewAfterSeconds = 1;
-// A renewal during which this thread lost the processor is tried again.
-constexpr double kRenewWithinSeconds = 50e-6;
-constexpr int kRenewals = 4;
+// Of so many tries the shortest counts: half its length is the error.
+constexpr int kTries = 8;
 
 }  // namespace
 
@@ -31,15 +30,16 @@ cudaError_t DeviceClock::Init() {
 }
 
 cudaError_t DeviceClock::Renew() {
-  for (int i = 0; i < kRenewals; ++i) {
-    if (cudaError_t e = cudaEventRecord(spare_, stream_); e) return e;
+  double shortest_s = 1e9;
+  for (int i = 0; i < kTries; ++i) {
     const double before_s = NowSeconds();
+    if (cudaError_t e = cudaEventRecord(spare_, stream_); e) return e;
     if (cudaError_t e = cudaEventSynchronize(spare_); e) return e;
     const double after_s = NowSeconds();
-    if (after_s - before_s > kRenewWithinSeconds && i + 1 < kRenewals) continue;
-    std::swap(base_, spare_);
+    if (after_s - before_s >= shortest_s) continue;
+    shortest_s = after_s - before_s;
     base_s_ = (before_s + after_s) / 2;
-    break;
+    std::swap(base_, spare_);
   }
   return cudaSuccess;
 }

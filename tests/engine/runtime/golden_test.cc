@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/model/safetensors.h"
+#include "tests/support/test_device.h"
 #include "tests/support/tiny_model.h"
 
 namespace writescope {
@@ -102,6 +103,7 @@ void CheckPrompt(TinyModel& tiny, const Golden& golden, int chunk,
 }
 
 TEST_P(GoldenTest, EveryPlacementShareAndChunkMatchesTheReference) {
+  if (testing::ComputesInBf16()) GTEST_SKIP() << "the bound is that of float32";
   const std::vector<Case> cases = {
       {"all on the device", {64, 0, 0, 0}, {}},
       {"all swing, GPU alone", {0, 0, 64, 0}, {.meet = false, .cpu_share = 0, .handoff = true}},
@@ -167,11 +169,20 @@ std::vector<std::vector<float>> AllLogits(TinyModel& tiny, const Golden& golden,
   return *logits;
 }
 
+// The float32 run that a rounded one is held to is always one of float32 products.
+absl::StatusOr<std::unique_ptr<TinyModel>> LoadExact(const TinyModelOptions& options) {
+  const bool rounded = testing::ComputesInBf16();
+  if (rounded) setenv("WRITESCOPE_TEST_COMPUTE", "f32", 1);
+  auto exact = TinyModel::Load(options);
+  if (rounded) setenv("WRITESCOPE_TEST_COMPUTE", "bf16", 1);
+  return exact;
+}
+
 // Tiny random routers flip between experts of nearly equal score when KV is rounded, which says
 // nothing about the rounding; so the experts of the f32 run are replayed.
 TEST_P(GoldenTest, Bf16KvStaysCloseWithTheExpertsOfTheF32Run) {
   TinyModelOptions options{.dir = kGoldens + GetParam(), .blocks = {0, 0, 64, 0}};
-  auto exact = TinyModel::Load(options);
+  auto exact = LoadExact(options);
   options.kv_dtype = KvDtype::kBf16;
   auto rounded = TinyModel::Load(options);
   ASSERT_TRUE(exact.ok() && rounded.ok());
@@ -201,8 +212,8 @@ TEST_P(GoldenTest, Bf16KvStaysCloseWithTheExpertsOfTheF32Run) {
   const double rms = std::sqrt(sum_squares / static_cast<double>(count));
   RecordProperty("rms", std::to_string(rms));
   RecordProperty("worst", std::to_string(worst));
-  EXPECT_LE(rms, 0.1);
-  EXPECT_LE(worst, 1.0f);
+  EXPECT_LE(rms, testing::ComputesInBf16() ? 0.2 : 0.1);
+  EXPECT_LE(worst, testing::ComputesInBf16() ? 2.0f : 1.0f);
   // Were it 0, the rounding would not have happened.
   EXPECT_GT(rms, 1e-4);
 }

@@ -9,6 +9,7 @@
 #include "engine/runtime/engine.h"
 #include "tests/support/collect_sink.h"
 #include "tests/support/demo_prompt.h"
+#include "tests/support/test_device.h"
 
 namespace writescope::runtime {
 namespace {
@@ -28,6 +29,7 @@ EngineOptions AllSwing() {
   options.ring_bytes = 4 << 20;
   options.max_sequences = 20;
   options.cut = CutMode::kPlanned;
+  testing::UseTestDevice(options);
   const auto plan = Engine::Plan(options);
   EXPECT_TRUE(plan.ok()) << plan.status();
   int64_t fixed_bytes = 0;

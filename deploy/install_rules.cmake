@@ -1,0 +1,33 @@
+# cmake --install build/release --prefix DIR: a folder that runs where the packages it was built from
+# are not installed. bin/ finds its libraries in lib/ beside it; what stays with the system is the C
+# and C++ runtime, and the CUDA libraries, which come with the GPU's software.
+include(GNUInstallDirs)
+
+# writescope_program(TARGET): built into bin/, and part of the bundle.
+function(writescope_program target)
+  set_target_properties(${target} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin
+    INSTALL_RPATH "$ORIGIN/../lib:/usr/local/cuda/lib64")
+  install(TARGETS ${target} RUNTIME_DEPENDENCY_SET writescope_libraries RUNTIME DESTINATION bin)
+endfunction()
+
+# After the last program.
+function(writescope_install_libraries)
+  install(RUNTIME_DEPENDENCY_SET writescope_libraries
+    PRE_EXCLUDE_REGEXES "^lib(c|m|dl|rt|pthread|resolv)\\.so" "^ld-linux" "^libstdc\\+\\+" "^libgcc_s"
+                        "^libcuda" "^libcublas"
+    POST_EXCLUDE_REGEXES "/ld-linux" "/lib(c|m|dl|rt|pthread|resolv)\\.so"
+    LIBRARY DESTINATION lib)
+  # The libraries need each other; they lie in one folder.
+  install(CODE [[
+    find_program(PATCHELF patchelf)
+    if(NOT PATCHELF)
+      message(STATUS "no patchelf: start the programs with LD_LIBRARY_PATH=${CMAKE_INSTALL_PREFIX}/lib")
+    else()
+      file(GLOB libraries "${CMAKE_INSTALL_PREFIX}/lib/*.so*")
+      foreach(library ${libraries})
+        execute_process(COMMAND ${PATCHELF} --set-rpath "$ORIGIN" ${library})
+      endforeach()
+    endif()
+  ]])
+endfunction()

@@ -1,0 +1,212 @@
+#include "tests/bench/engine_bench/bench_rig.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <span>
+#include <thread>
+
+#include "engine/base/bf16.h"
+#include "engine/base/cpu_features.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+#include "engine/model/weights.h"
+#include "engine/runtime/accelerator.h"
+#include "engine/runtime/rate_probe.h"
+
+namespace writescope::bench {
+namespace {
+
+// Keys and values repeat with this period; pages do not.
+constexpr int64_t kPatternBytes = 8 * kMiB;
+
+std::vector<std::byte> RandomValues(KvDtype dtype) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 0.5F);
+  std::vector<std::byte> bytes(kPatternBytes);
+  const size_t size = static_cast<size_t>(KvDtypeBytes(dtype));
+  for (size_t at = 0; at < bytes.size(); at += size) {
+    const float value = normal(random);
+    const uint16_t half = FloatToBf16(value);
+    std::memcpy(&bytes[at], dtype == KvDtype::kBf16 ? static_cast<const void*>(&half) : &value,
+                size);
+  }
+  return bytes;
+}
+
+void FillHost(std::span<std::byte> memory, std::span<const std::byte> pattern) {
+  const size_t pieces = (memory.size() + pattern.size() - 1) / pattern.size();
+  const size_t num_threads = static_cast<size_t>(std::max(1, UsableCores()));
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < num_threads; ++t) {
+    threads.emplace_back([=] {
+      for (size_t piece = t; piece < pieces; piece += num_threads) {
+        const size_t at = piece * pattern.size();
+        std::memcpy(memory.data() + at, pattern.data(),
+                    std::min(pattern.size(), memory.size() - at));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+ops::WeightFormat ExpertFormat(const runtime::EngineOptions& options) {
+  return options.weights == runtime::WeightsFormat::kInt4 ? ops::WeightFormat::kInt4
+                                                          : ops::WeightFormat::kSource;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BenchRig>> BenchRig::Create(const runtime::EngineOptions& given) {
+  std::unique_ptr<BenchRig> rig(new BenchRig());
+  RETURN_IF_ERROR(runtime::ValidateOptions(given));
+  RETURN_IF_ERROR(runtime::CheckAccelerator(given));
+  ASSIGN_OR_RETURN(rig->config_, model::ReadModelConfig(given.model_dir));
+  ASSIGN_OR_RETURN(model::ModelWeights weights,
+                   given.load_format == runtime::LoadFormat::kDummy
+                       ? model::DummyWeights(rig->config_)
+                       : model::LoadWeights(given.model_dir, rig->config_));
+  const ops::OpsFootprint footprint = runtime::AcceleratorFootprint(given);
+  ASSIGN_OR_RETURN(rig->sized_, runtime::PlanEngineMemory(
+                                    given, rig->config_,
+                                    model::DeviceWeights::Bytes(rig->config_, weights, footprint,
+                                                                ExpertFormat(given)),
+                                    footprint));
+  const runtime::EngineOptions& options = rig->sized_.options;
+  ASSIGN_OR_RETURN(rig->device_, runtime::CreateDevice(options));
+  const int64_t host_bytes = rig->sized_.plan.host_total_bytes;
+  ASSIGN_OR_RETURN(rig->profile_,
+                   runtime::ProbeRates(
+                       *rig->device_, runtime::ProbeOptionsFor(options, rig->config_, host_bytes)));
+  const int max_tokens = std::max(options.prefill_chunk_tokens, options.max_sequences);
+  ASSIGN_OR_RETURN(
+      rig->ops_,
+      runtime::CreateOps(*rig->device_, model::OpsLimitsOf(rig->config_, max_tokens), options));
+  ASSIGN_OR_RETURN(rig->weights_, model::DeviceWeights::Upload(rig->config_, weights, *rig->ops_,
+                                                               ExpertFormat(given)));
+  ASSIGN_OR_RETURN(rig->runner_, runtime::ModelRunner::Create(rig->config_, *rig->weights_,
+                                                              *rig->ops_, rig->sized_.runner));
+  return rig;
+}
+
+BenchRig::~BenchRig() {
+  if (runner_ != nullptr && runner_->Ok()) RemoveAll();
+}
+
+absl::Status BenchRig::FillRegions() {
+  const std::vector<std::byte> pattern = RandomValues(sized_.options.kv_dtype);
+  ASSIGN_OR_RETURN(
+      device::Buffer staged,
+      device_->AllocateHost(kPatternBytes, device::HostMemory::kPageLocked, "benchmark pattern"));
+  std::memcpy(staged.data(), pattern.data(), pattern.size());
+  for (const kvcache::RegionKind kind : kvcache::kAllRegions) {
+    if (cache().blocks().region(kind).num_blocks() == 0) continue;
+    const std::span<std::byte> memory = cache().blocks().region(kind).memory();
+    if (kvcache::IsSpilled(kind)) {
+      FillHost(memory, pattern);
+      continue;
+    }
+    for (size_t at = 0; at < memory.size(); at += pattern.size()) {
+      device_->upload().Copy(memory.data() + at, staged.data(),
+                             static_cast<int64_t>(std::min(pattern.size(), memory.size() - at)));
+    }
+  }
+  return device_->upload().Record().Wait(absl::Minutes(2));
+}
+
+absl::Status BenchRig::AddFilled(int batch, int64_t context) {
+  const int64_t chunk = sized_.options.prefill_chunk_tokens;
+  for (int i = 0; i < batch; ++i) {
+    const int slot = cache().AddSequence(CeilDiv(context, kBlockTokens) + 1);
+    if (slot < 0) return absl::ResourceExhaustedError("no slot for another sequence");
+    slots_.push_back(slot);
+    // Whole blocks only: the open tail begins with the first decoded token.
+    for (int64_t done = 0; done < context / kBlockTokens * kBlockTokens;) {
+      const int64_t count = std::min(chunk, context / kBlockTokens * kBlockTokens - done);
+      RETURN_IF_ERROR(cache().PollCommits(slot, /*wait=*/true));
+      int workspace_used = 0;
+      ASSIGN_OR_RETURN(const kvcache::WritePlan plan,
+                       cache().PrepareWrite(slot, static_cast<int>(count), &workspace_used));
+      // Nothing is computed and nothing copied: the blocks hold their fill.
+      for (const kvcache::UnitWrite& write : plan.units) {
+        for (int layer = 0; layer < config_.num_layers; ++layer) {
+          cache().mutable_blocks().CountWrite(write.block_id, layer);
+        }
+      }
+      cache().FinishWrite(plan, std::vector<TokenId>(static_cast<size_t>(count), i + 1));
+      done += count;
+    }
+    RETURN_IF_ERROR(cache().PollCommits(slot, /*wait=*/true));
+  }
+  next_tokens_.assign(slots_.size(), 1);
+  return absl::OkStatus();
+}
+
+absl::Status BenchRig::Append(int slot, int64_t num_tokens) {
+  std::mt19937 random(static_cast<unsigned>(slot) + 1);
+  std::uniform_int_distribution<TokenId> any(0, config_.vocab_size - 1);
+  std::vector<TokenId> tokens(static_cast<size_t>(num_tokens));
+  for (TokenId& token : tokens) token = any(random);
+  const size_t chunk = static_cast<size_t>(sized_.options.prefill_chunk_tokens);
+  for (size_t first = 0; first < tokens.size(); first += chunk) {
+    const size_t count = std::min(chunk, tokens.size() - first);
+    const bool last = first + count == tokens.size();
+    const runtime::StepSlice slice{
+        .slot = slot,
+        .tokens = std::span(tokens).subspan(first, count),
+        .logits = last ? runtime::LogitsOf::kLast : runtime::LogitsOf::kNone};
+    int full_slice = -1;
+    RETURN_IF_ERROR(
+        runner_
+            ->Run(
+                {&slice, 1}, {}, [](int, int64_t, std::span<const float>) {}, &full_slice)
+            .status());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> BenchRig::AddByPrefill(int batch, int64_t context) {
+  const double began_s = device::NowSeconds();
+  for (int i = 0; i < batch; ++i) {
+    const int slot = cache().AddSequence(CeilDiv(context, kBlockTokens) + 1);
+    if (slot < 0) return absl::ResourceExhaustedError("no slot for another sequence");
+    slots_.push_back(slot);
+    RETURN_IF_ERROR(Append(slot, context));
+  }
+  next_tokens_.assign(slots_.size(), 1);
+  const double seconds = device::NowSeconds() - began_s;
+  return static_cast<double>(batch) * static_cast<double>(context) / seconds;
+}
+
+void BenchRig::RemoveAll() {
+  for (const int slot : slots_) cache().RemoveSequence(slot);
+  slots_.clear();
+  next_tokens_.clear();
+}
+
+absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, bool retain) {
+  const std::vector<TokenId> tokens = next_tokens_;
+  std::vector<runtime::StepSlice> slices;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slices.push_back({.slot = slots_[i], .tokens = std::span(tokens).subspan(i, 1)});
+  }
+  const auto sample = [&](int slice, int64_t, std::span<const float> logits) {
+    next_tokens_[static_cast<size_t>(slice)] =
+        static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  };
+  StepTiming timing;
+  int full_slice = -1;
+  const double began_s = device::NowSeconds();
+  if (SpilledBytes() == 0) {
+    RETURN_IF_ERROR(runner_->RunResident(slices, sample, &full_slice));
+  } else {
+    ASSIGN_OR_RETURN(const runtime::StepResult result,
+                     runner_->Run(slices, {.share = share, .retain_keep_free = retain ? 0 : -1},
+                                  sample, &full_slice));
+    timing.attention = result.attention;
+  }
+  timing.step_s = device::NowSeconds() - began_s;
+  return timing;
+}
+
+}  // namespace writescope::bench

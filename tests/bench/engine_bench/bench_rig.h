@@ -1,0 +1,70 @@
+// The engine's parts around one model, with sequences whose KV is filled as a benchmark needs it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/device/device.h"
+#include "engine/model/device_weights.h"
+#include "engine/ops/ops.h"
+#include "engine/roofline/machine_profile.h"
+#include "engine/runtime/memory_planner.h"
+#include "engine/runtime/model_runner.h"
+
+namespace writescope::bench {
+
+// One forward pass over the batch, as a measurement.
+struct StepTiming {
+  double step_s = 0;  // Wall-clock, from the first submission to the sampled tokens
+  attention::AttentionStats attention;
+};
+
+class BenchRig {
+ public:
+  static absl::StatusOr<std::unique_ptr<BenchRig>> Create(const runtime::EngineOptions& options);
+  ~BenchRig();
+
+  const runtime::SizedPlan& sized() const { return sized_; }
+  const model::ModelConfig& config() const { return config_; }
+  device::Device& device() { return *device_; }
+  const roofline::MachineProfile& profile() const { return profile_; }
+  kvcache::InplaceKvCache& cache() { return runner_->cache(); }
+
+  // Every region's bytes become seeded random keys and values, so that filled sequences attend to
+  // ordinary numbers on pages of their own.
+  absl::Status FillRegions();
+  // Adds `batch` sequences of `context` tokens whose blocks hold what FillRegions left there.
+  absl::Status AddFilled(int batch, int64_t context);
+  // The same by reading prompts of random tokens; the tokens per second.
+  absl::StatusOr<double> AddByPrefill(int batch, int64_t context);
+  void RemoveAll();
+  int batch() const { return static_cast<int>(slots_.size()); }
+  // Spilled bytes that a step over the batch reads.
+  int64_t SpilledBytes() const { return runner_->SpilledBytes(slots_); }
+
+  // One token for every sequence; the next are the most likely ones.
+  absl::StatusOr<StepTiming> Decode(const attention::SharePlan& share, bool retain);
+  // Of the last step, by sequence.
+  const std::vector<TokenId>& next_tokens() const { return next_tokens_; }
+
+ private:
+  BenchRig() = default;
+  absl::Status Append(int slot, int64_t num_tokens);
+
+  runtime::SizedPlan sized_;
+  model::ModelConfig config_;
+  roofline::MachineProfile profile_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<model::DeviceWeights> weights_;
+  std::unique_ptr<runtime::ModelRunner> runner_;
+  std::vector<int> slots_;
+  std::vector<TokenId> next_tokens_;
+};
+
+}  // namespace writescope::bench

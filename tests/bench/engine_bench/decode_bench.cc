@@ -1,0 +1,146 @@
+#include "tests/bench/engine_bench/decode_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+#include "engine/roofline/roofline.h"
+
+namespace writescope::bench {
+namespace {
+
+// Few tokens, so that what is measured is all but attention.
+constexpr int64_t kDenseContext = 64;
+constexpr int64_t kSpilledLabelBytes = 2 * kGiB;
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Median seconds of a step of the batch with nothing spilled and next to nothing to attend to.
+absl::StatusOr<double> DenseSeconds(BenchRig& rig, int batch, const DecodeOptions& options) {
+  RETURN_IF_ERROR(rig.AddFilled(batch, kDenseContext));
+  std::vector<double> seconds;
+  for (int i = 0; i < options.warmup_steps + options.steps; ++i) {
+    ASSIGN_OR_RETURN(const StepTiming timing, rig.Decode({}, false));
+    if (i >= options.warmup_steps) seconds.push_back(timing.step_s);
+  }
+  rig.RemoveAll();
+  return Median(seconds);
+}
+
+attention::SharePlan PlanFor(const std::string& policy, const std::string& cut, double best_share) {
+  if (policy == "stream") return {.handoff = false};
+  if (policy == "cpu") return {.cpu_share = 1, .handoff = true};
+  if (policy == "static") return {.cpu_share = 0.5, .handoff = true};
+  if (best_share == 0) return {.handoff = false};
+  return {.meet = cut == "meet", .cpu_share = best_share, .handoff = true};
+}
+
+absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& plan,
+                                  const DecodeOptions& options) {
+  std::vector<StepTiming> timings;
+  for (int i = 0; i < options.warmup_steps + options.steps; ++i) {
+    ASSIGN_OR_RETURN(StepTiming timing, rig.Decode(plan, options.retain));
+    if (i >= options.warmup_steps) timings.push_back(std::move(timing));
+  }
+  std::sort(timings.begin(), timings.end(),
+            [](const StepTiming& a, const StepTiming& b) { return a.step_s < b.step_s; });
+  const StepTiming& median = timings[timings.size() / 2];
+  const attention::AttentionStats& stats = median.attention;
+  ResultRow row;
+  row.step_ms = 1e3 * median.step_s;
+  row.step_ms_min = 1e3 * timings.front().step_s;
+  row.step_ms_max = 1e3 * timings.back().step_s;
+  row.spilled_bytes = rig.SpilledBytes();
+  const double attended = static_cast<double>(stats.cpu_bytes + stats.link_bytes);
+  row.share = attended > 0 ? static_cast<double>(stats.cpu_bytes) / attended : 0;
+  row.tokens_per_s = rig.batch() / median.step_s;
+  row.cpu_busy_ms = 1e3 * stats.cpu_busy_s;
+  row.link_busy_ms = 1e3 * stats.link_busy_s;
+  row.both_busy_ms = 1e3 * stats.both_busy_s;
+  row.gap_ms = 1e3 * stats.dense_s;
+  row.device_attention_ms = 1e3 * stats.device_attention_s;
+  row.copies = stats.copies;
+  return row;
+}
+
+void Print(const ResultRow& row) {
+  std::printf(
+      "%4d x %-7ld %-7s %-8s spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor %9.2f"
+      "  dense %7.2f  ratio %.3f  cpu %.1f link %.1f both %.1f gaps %.1f dev-att %.1f copies %d\n",
+      row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(),
+      static_cast<double>(row.spilled_bytes) / static_cast<double>(kGiB), row.share, row.step_ms,
+      row.step_ms_min, row.step_ms_max, row.floor_ms, row.dense_ms, row.step_ms / row.floor_ms,
+      row.cpu_busy_ms, row.link_busy_ms, row.both_busy_ms, row.gap_ms, row.device_attention_ms,
+      row.copies);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+absl::StatusOr<Point> ParsePoint(const std::string& text) {
+  const std::vector<std::string> parts = absl::StrSplit(text, 'x');
+  Point point;
+  int64_t factor = 1;
+  absl::string_view context = parts.size() == 2 ? absl::string_view(parts[1]) : "";
+  if (absl::ConsumeSuffix(&context, "K")) factor = 1024;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &point.batch) || point.batch < 1 ||
+      !absl::SimpleAtoi(context, &point.context) || point.context < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is not BATCHxCONTEXT, such as 16x8K"));
+  }
+  point.context *= factor;
+  return point;
+}
+
+absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOptions& options) {
+  std::vector<ResultRow> rows;
+  if (!options.real_prefill) RETURN_IF_ERROR(rig.FillRegions());
+  for (const Point& point : options.points) {
+    ASSIGN_OR_RETURN(const double dense_s, DenseSeconds(rig, point.batch, options));
+    std::string kv_fill = "seeded fill, a distinct physical page for every byte";
+    if (options.real_prefill) {
+      ASSIGN_OR_RETURN(const double tokens_per_s, rig.AddByPrefill(point.batch, point.context));
+      kv_fill = absl::StrCat("prefill of random tokens, ", static_cast<int64_t>(tokens_per_s),
+                             " tokens/s");
+    } else {
+      RETURN_IF_ERROR(rig.AddFilled(point.batch, point.context));
+    }
+    const roofline::StepLoad load{.spilled_bytes = static_cast<double>(rig.SpilledBytes()),
+                                  .dense_seconds = dense_s};
+    const roofline::BestShareResult best = roofline::BestShare(load, rig.profile().rates);
+    for (const std::string& policy : options.policies) {
+      const std::vector<std::string> cuts =
+          policy == "hybrid" ? options.cuts : std::vector<std::string>{"planned"};
+      for (const std::string& cut : cuts) {
+        ASSIGN_OR_RETURN(ResultRow row, Measure(rig, PlanFor(policy, cut, best.share), options));
+        row.model = rig.config().architecture;
+        row.batch = point.batch;
+        row.context_tokens = point.context;
+        row.aggregate_tokens = point.batch * point.context;
+        row.policy = policy;
+        row.cut = policy == "hybrid" ? cut : "fixed";
+        row.floor_ms = 1e3 * best.step_seconds;
+        row.dense_ms = 1e3 * dense_s;
+        row.moved_bytes = rig.cache().blocks().moved_bytes();
+        row.device_bytes_peak = rig.device().device_used_bytes();
+        row.host_bytes_peak = rig.sized().plan.host_total_bytes;
+        row.kv_fill = kv_fill;
+        row.resident = row.spilled_bytes < kSpilledLabelBytes;
+        Print(row);
+        rows.push_back(std::move(row));
+      }
+    }
+    rig.RemoveAll();
+  }
+  return rows;
+}
+
+}  // namespace writescope::bench

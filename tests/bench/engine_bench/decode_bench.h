@@ -1,0 +1,35 @@
+// Decode steps of points (batch x context) under policies, each measured and compared with its
+// floor.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "tests/bench/engine_bench/bench_rig.h"
+#include "tests/bench/engine_bench/result_file.h"
+
+namespace writescope::bench {
+
+struct Point {
+  int batch = 1;
+  int64_t context = 0;
+};
+// "128x8K", "8x131072".
+absl::StatusOr<Point> ParsePoint(const std::string& text);
+
+struct DecodeOptions {
+  std::vector<Point> points;
+  // hybrid, stream (all spilled KV goes to the device), cpu (all of it stays), static (half).
+  std::vector<std::string> policies;
+  std::vector<std::string> cuts;  // For hybrid: meet, planned
+  int steps = 10;
+  int warmup_steps = 3;
+  bool real_prefill = false;
+  bool retain = false;
+};
+
+absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOptions& options);
+
+}  // namespace writescope::bench

@@ -1,0 +1,149 @@
+// writescope-bench: the real engine on real model shapes. `decode` measures steps, `prefill` the
+// reading of prompts.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "engine/base/log.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+#include "tests/bench/engine_bench/decode_bench.h"
+
+namespace writescope::bench {
+namespace {
+
+struct Flags {
+  std::string model_shape;
+  std::string device = "cuda";
+  std::string weights = "int4";
+  std::string compute_dtype = "auto";
+  std::string kv_dtype = "bf16";
+  double vram_budget_gib = 32;
+  double host_budget_gib = 0;
+  int max_sequences = 0;
+  int prefill_chunk = 0;
+  double ring_mib = 0;
+  int workers = 0;
+  double link_gbps = 0;
+  std::vector<std::string> points;
+  DecodeOptions decode;
+  std::string json;
+};
+
+void AddCommon(CLI::App* app, Flags& flags) {
+  app->add_option("--model-shape", flags.model_shape,
+                  "Folder with a config.json; weights are "
+                  "seeded random values")
+      ->required();
+  app->add_option("--device", flags.device)->check(CLI::IsMember({"cpu", "cuda"}));
+  app->add_option("--weights", flags.weights)->check(CLI::IsMember({"bf16", "int4"}));
+  app->add_option("--compute-dtype", flags.compute_dtype)
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}));
+  app->add_option("--kv-dtype", flags.kv_dtype)->check(CLI::IsMember({"bf16", "f32"}));
+  app->add_option("--vram-budget-gib", flags.vram_budget_gib);
+  app->add_option("--host-budget-gib", flags.host_budget_gib, "0: half of what the machine allows");
+  app->add_option("--prefill-chunk", flags.prefill_chunk, "0: the engine's default");
+  app->add_option("--ring-mib", flags.ring_mib, "0: the engine's default");
+  app->add_option("--workers", flags.workers, "0: usable cores - 2");
+  app->add_option("--link-gbps", flags.link_gbps, "CPU device: pace of the simulated link");
+  app->add_option("--point", flags.points, "BATCHxCONTEXT, such as 16x8K; may be repeated")
+      ->required();
+  app->add_option("--json", flags.json, "Writes the results there");
+}
+
+runtime::EngineOptions EngineOptionsOf(const Flags& flags, const std::vector<Point>& points) {
+  runtime::EngineOptions options;
+  options.model_dir = flags.model_shape;
+  options.load_format = runtime::LoadFormat::kDummy;
+  options.weights =
+      flags.weights == "int4" ? runtime::WeightsFormat::kInt4 : runtime::WeightsFormat::kSource;
+  options.device = flags.device == "cuda" ? runtime::DeviceKind::kCuda : runtime::DeviceKind::kCpu;
+  if (flags.compute_dtype == "f32") options.compute_dtype = runtime::ComputeDtype::kF32;
+  if (flags.compute_dtype == "bf16") options.compute_dtype = runtime::ComputeDtype::kBf16;
+  options.kv_dtype = flags.kv_dtype == "f32" ? KvDtype::kF32 : KvDtype::kBf16;
+  options.vram_budget_bytes = static_cast<int64_t>(flags.vram_budget_gib * kGiB);
+  options.host_budget_bytes = static_cast<int64_t>(flags.host_budget_gib * kGiB);
+  options.prefill_chunk_tokens = flags.prefill_chunk;
+  options.ring_bytes = static_cast<int64_t>(flags.ring_mib * kMiB);
+  options.cpu_workers = flags.workers;
+  options.link_bytes_per_s = flags.link_gbps * 1e9;
+  options.prefix_cache = false;
+  options.max_sequences = 1;
+  for (const Point& point : points) {
+    options.max_sequences = std::max(options.max_sequences, point.batch);
+  }
+  return options;
+}
+
+absl::Status RunPrefill(BenchRig& rig, const std::vector<Point>& points) {
+  for (const Point& point : points) {
+    for (int i = 0; i < 2; ++i) {  // The first warms up.
+      ASSIGN_OR_RETURN(const double tokens_per_s, rig.AddByPrefill(point.batch, point.context));
+      std::printf("%d x %ld: prefill %.0f tokens/s, spilled %.2f GiB\n", point.batch, point.context,
+                  tokens_per_s,
+                  static_cast<double>(rig.SpilledBytes()) / static_cast<double>(kGiB));
+      rig.RemoveAll();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Flags& flags, bool decode, const std::string& command) {
+  std::vector<Point> points;
+  for (const std::string& text : flags.points) {
+    ASSIGN_OR_RETURN(points.emplace_back(), ParsePoint(text));
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<BenchRig> rig, BenchRig::Create(EngineOptionsOf(flags, points)));
+  std::printf("%s", rig->sized().plan.ToString().c_str());
+  const roofline::Rates& rates = rig->profile().rates;
+  std::printf("rates, GB/s: c0 %.1f c1 %.1f p0 %.1f p1 %.1f, %d workers\n", rates.cpu_alone / 1e9,
+              rates.cpu_with_link / 1e9, rates.link_alone / 1e9, rates.link_with_cpu / 1e9,
+              rig->profile().cpu_workers);
+  std::fflush(stdout);
+  if (!decode) return RunPrefill(*rig, points);
+  DecodeOptions options = flags.decode;
+  options.points = points;
+  ASSIGN_OR_RETURN(std::vector<ResultRow> rows, RunDecode(*rig, options));
+  for (ResultRow& row : rows) row.weights = flags.weights;
+  if (flags.json.empty()) return absl::OkStatus();
+  return WriteResultFile({.benchmark = "decode",
+                          .machine = DescribeMachine(rig->device().description()),
+                          .command = command,
+                          .profile = rig->profile(),
+                          .rows = std::move(rows)},
+                         flags.json);
+}
+
+int Main(int argc, char** argv) {
+  Flags flags;
+  flags.decode.policies = {"hybrid"};
+  flags.decode.cuts = {"meet"};
+  CLI::App app("Measures the engine on the shapes of real models.", "writescope-bench");
+  app.require_subcommand(1);
+  CLI::App* decode = app.add_subcommand("decode", "Decode steps of batches at a context length");
+  AddCommon(decode, flags);
+  decode->add_option("--policy", flags.decode.policies)
+      ->check(CLI::IsMember({"hybrid", "stream", "cpu", "static"}));
+  decode->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
+  decode->add_option("--steps", flags.decode.steps)->check(CLI::Range(1, 1000));
+  decode->add_option("--warmup-steps", flags.decode.warmup_steps)->check(CLI::Range(0, 1000));
+  decode->add_flag("--real-prefill", flags.decode.real_prefill,
+                   "KV by reading prompts instead of seeded bytes");
+  decode->add_flag("--retain", flags.decode.retain, "Keeps copies of streamed blocks");
+  CLI::App* prefill = app.add_subcommand("prefill", "Reading prompts");
+  AddCommon(prefill, flags);
+  CLI11_PARSE(app, argc, argv);
+  std::string command = "writescope-bench";
+  for (int i = 1; i < argc; ++i) absl::StrAppend(&command, " ", argv[i]);
+  const absl::Status status = Run(flags, decode->parsed(), command);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "writescope-bench: %s\n", status.ToString().c_str());
+  return 1;
+}
+
+}  // namespace
+}  // namespace writescope::bench
+
+int main(int argc, char** argv) { return writescope::bench::Main(argc, argv); }

@@ -1,0 +1,81 @@
+#include "tests/bench/engine_bench/result_file.h"
+
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "engine/base/cpu_features.h"
+#include "nlohmann/json.hpp"
+#include "tests/bench/engine_bench/source_version.h"
+
+namespace writescope::bench {
+namespace {
+
+constexpr double kGiga = 1e9;
+
+nlohmann::json ToJson(const ResultRow& row) {
+  return {{"model", row.model},
+          {"weights", row.weights},
+          {"batch", row.batch},
+          {"context_tokens", row.context_tokens},
+          {"aggregate_tokens", row.aggregate_tokens},
+          {"policy", row.policy},
+          {"cut", row.cut},
+          {"share", row.share},
+          {"spilled_bytes", row.spilled_bytes},
+          {"step_ms", row.step_ms},
+          {"step_ms_min", row.step_ms_min},
+          {"step_ms_max", row.step_ms_max},
+          {"floor_ms", row.floor_ms},
+          {"dense_ms", row.dense_ms},
+          {"tokens_per_s", row.tokens_per_s},
+          {"moved_bytes", row.moved_bytes},
+          {"device_bytes_peak", row.device_bytes_peak},
+          {"host_bytes_peak", row.host_bytes_peak},
+          {"kv_fill", row.kv_fill},
+          {"resident", row.resident},
+          {"cpu_busy_ms", row.cpu_busy_ms},
+          {"link_busy_ms", row.link_busy_ms},
+          {"both_busy_ms", row.both_busy_ms},
+          {"gap_ms", row.gap_ms},
+          {"device_attention_ms", row.device_attention_ms},
+          {"copies", row.copies}};
+}
+
+}  // namespace
+
+std::string DescribeMachine(const std::string& accelerator) {
+  std::ifstream info("/proc/cpuinfo");
+  std::string model = "unknown CPU";
+  for (std::string line; std::getline(info, line);) {
+    absl::string_view text = line;
+    if (!absl::ConsumePrefix(&text, "model name")) continue;
+    model = std::string(text.substr(text.find(':') + 2));
+    break;
+  }
+  return absl::StrCat(accelerator, ", ", UsableCores(), " cores of ", model);
+}
+
+absl::Status WriteResultFile(const ResultFile& file, const std::string& path) {
+  const roofline::Rates& rates = file.profile.rates;
+  nlohmann::json json = {{"benchmark", file.benchmark},
+                         {"machine", file.machine},
+                         {"commit", kCommit},
+                         {"engine_hash", kEngineHash},
+                         {"command", file.command},
+                         {"ceilings",
+                          {{"c0_gbps", rates.cpu_alone / kGiga},
+                           {"c1_gbps", rates.cpu_with_link / kGiga},
+                           {"p0_gbps", rates.link_alone / kGiga},
+                           {"p1_gbps", rates.link_with_cpu / kGiga},
+                           {"workers", file.profile.cpu_workers},
+                           {"device_gbps", rates.device / kGiga}}},
+                         {"rows", nlohmann::json::array()}};
+  for (const ResultRow& row : file.rows) json["rows"].push_back(ToJson(row));
+  std::ofstream out(path);
+  out << json.dump(1) << "\n";
+  if (!out) return absl::InternalError(absl::StrCat("cannot write ", path));
+  return absl::OkStatus();
+}
+
+}  // namespace writescope::bench

@@ -1,0 +1,56 @@
+// The format of tests/bench/results/*.json; tests/bench/results_test.py checks it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/roofline/machine_profile.h"
+
+namespace writescope::bench {
+
+struct ResultRow {
+  std::string model;
+  std::string weights;
+  int batch = 0;
+  int64_t context_tokens = 0;
+  int64_t aggregate_tokens = 0;
+  std::string policy;
+  std::string cut;
+  double share = 0;  // Of the spilled bytes, what the CPU attended to
+  int64_t spilled_bytes = 0;
+  double step_ms = 0;  // Median
+  double step_ms_min = 0;
+  double step_ms_max = 0;
+  // T* by the rates of our own kernels, measured in the same run.
+  double floor_ms = 0;
+  double dense_ms = 0;
+  double tokens_per_s = 0;
+  int64_t moved_bytes = 0;
+  int64_t device_bytes_peak = 0;
+  int64_t host_bytes_peak = 0;
+  std::string kv_fill;
+  bool resident = false;  // Less than 2 GiB spilled
+  // Where the step's time went; see attention::AttentionStats.
+  double cpu_busy_ms = 0;
+  double link_busy_ms = 0;
+  double both_busy_ms = 0;
+  double gap_ms = 0;
+  double device_attention_ms = 0;
+  int copies = 0;
+};
+
+struct ResultFile {
+  std::string benchmark;
+  std::string machine;
+  std::string command;
+  roofline::MachineProfile profile;
+  std::vector<ResultRow> rows;
+};
+
+// Names the processors of this machine.
+std::string DescribeMachine(const std::string& accelerator);
+absl::Status WriteResultFile(const ResultFile& file, const std::string& path);
+
+}  // namespace writescope::bench
