@@ -1,0 +1,64 @@
+// Launches of the attention kernels. Each checks nothing, allocates nothing and waits for nothing;
+// a call with no work launches a kernel that ends at once, which is how kernels are loaded early.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/kernels/cuda/attend_work.h"
+
+namespace writescope::kernels {
+
+// Copies arrays from mapped host memory to device memory; `size_bytes` is a multiple of 4.
+cudaError_t LaunchStageArrays(cudaStream_t stream, const std::byte* from, std::byte* to,
+                              int64_t size_bytes);
+
+// Makes `count` states (rows x heads) empty.
+cudaError_t LaunchResetStates(cudaStream_t stream, int64_t count, int v_dim, float* o, float* m,
+                              float* l);
+
+// A kernel that leaves the partials of slices, and how its work is best cut.
+struct SliceKernel {
+  cudaError_t (*launch)(cudaStream_t stream, const SliceCall& call) = nullptr;
+  int blocks_per_processor = 1;  // Thread blocks that run at once on a multiprocessor
+  int min_chunk_blocks = 1;      // KV blocks that are worth a thread block
+};
+
+// Any dims up to kSimtMaxDim, either dtype, float32 throughout, no instruction after sm_75.
+inline constexpr int kSimtMaxDim = 1024;
+SliceKernel SimtKernel();
+// On tensor cores, for bf16; q and the weights are rounded to bf16. `launch` is null where there is
+// none for such a cache.
+SliceKernel DecodeKernel(const KvGeometry& kv);
+
+// Folds the partials of each row into its state.
+cudaError_t LaunchFoldPartials(cudaStream_t stream, const SliceCall& call);
+
+// A kernel that takes tiles of rows on from their states.
+struct TileKernel {
+  cudaError_t (*launch)(cudaStream_t stream, const TileCall& call) = nullptr;
+  int tile_rows = 1;  // (Query row, head of a group) pairs
+};
+
+// On tensor cores, as DecodeKernel.
+TileKernel PrefillKernel(const KvGeometry& kv);
+
+// The end: out = state merged with the CPU's partials; see MergeArgs in ops.h.
+struct MergeCall {
+  int64_t count;  // Rows x heads
+  int v_dim;
+  int out_dim;
+  const float* o;
+  const float* m;
+  const float* l;
+  const float* cpu_out;  // Mapped, or null
+  float* cpu_lse;        // Mapped; set to -inf
+  const uint32_t* failed;
+  void* out;  // [count, out_dim], float or bf16
+  bool out_bf16;
+};
+cudaError_t LaunchMergeStates(cudaStream_t stream, const MergeCall& call);
+
+}  // namespace writescope::kernels

@@ -1,0 +1,243 @@
+#include "engine/ops/cuda/attend_plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/base/check.h"
+#include "engine/base/units.h"
+
+namespace writescope::ops {
+
+using kernels::FoldPart;
+using kernels::FoldRow;
+using kernels::KvSpan;
+using kernels::Panel;
+using kernels::PanelRow;
+using kernels::SliceSizes;
+using kernels::TileReader;
+using kernels::TileSizes;
+
+namespace {
+
+// Bytes of the arrays that a panel may need.
+int64_t PanelBytes(int num_rows) {
+  return int64_t{sizeof(Panel)} +
+         num_rows * int64_t{sizeof(PanelRow) + sizeof(FoldRow) + sizeof(FoldPart)};
+}
+
+}  // namespace
+
+void SlicePlanner::Plan(const AttendArgs& args, const ReaderFilter& filter,
+                        const SliceLimits& limits, Launch launch) {
+  args_ = &args;
+  filter_ = filter;
+  limits_ = limits;
+  launch_ = &launch;
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  panel_heads_ = std::min(group, kernels::kPanelSlots);
+  panel_rows_ = kernels::kPanelSlots / panel_heads_;
+  head_blocks_ = static_cast<int>(CeilDiv(group, panel_heads_));
+  for (const AttendSpan& span : args.spans) {
+    if (span.num_tokens > 0) AddSpan(span);
+  }
+  Emit();
+}
+
+void SlicePlanner::AddSpan(const AttendSpan& span) {
+  span_rows_.clear();
+  for (int i = 0; i < span.num_readers; ++i) {
+    const ReaderRows& reader = args_->rows[args_->readers[span.first_reader + i]];
+    if (!filter_.Takes(reader)) continue;
+    // Rows before the span see nothing of it.
+    const int64_t unseeing =
+        std::clamp<int64_t>(span.first_position - reader.first_position, 0, reader.num_rows);
+    for (int row = static_cast<int>(unseeing); row < reader.num_rows; ++row) {
+      span_rows_.push_back({.visible = reader.first_position + row + 1,
+                            .row = reader.first_row + row,
+                            .reserved = 0});
+    }
+  }
+  AddPanels(span);
+}
+
+void SlicePlanner::AddPanels(const AttendSpan& span) {
+  const int group = args_->num_heads / args_->kv.num_kv_heads;
+  const int num_rows = static_cast<int>(span_rows_.size());
+  for (int first = 0; first < num_rows; first += panel_rows_) {
+    const int count = std::min(panel_rows_, num_rows - first);
+    int64_t visible = 0;
+    for (int i = 0; i < count; ++i) visible = std::max(visible, span_rows_[first + i].visible);
+    const int num_tokens =
+        static_cast<int>(std::min<int64_t>(span.num_tokens, visible - span.first_position));
+    // Half of the room is for panels, half for the borders of chunks.
+    const int num_slots = std::max(num_slots_, count * panel_heads_);
+    const int64_t max_slices = limits_.max_partials / (args_->kv.num_kv_heads * num_slots);
+    const int64_t bytes = static_cast<int64_t>(panels_.size()) * int64_t{sizeof(Panel)} +
+                          static_cast<int64_t>(rows_.size()) *
+                              int64_t{sizeof(PanelRow) + sizeof(FoldRow) + sizeof(FoldPart)} *
+                              head_blocks_;
+    if (static_cast<int64_t>(panels_.size()) + head_blocks_ > max_slices / 2 ||
+        bytes + head_blocks_ * PanelBytes(count) > limits_.max_array_bytes) {
+      Emit();
+    }
+    const int first_row = static_cast<int>(rows_.size());
+    rows_.insert(rows_.end(), span_rows_.begin() + first, span_rows_.begin() + first + count);
+    num_slots_ = std::max(num_slots_, count * panel_heads_);
+    for (int block = 0; block < head_blocks_; ++block) {
+      const int first_head = block * panel_heads_;
+      panels_.push_back(
+          {.span = {.base = span.base,
+                    .first_position = span.first_position,
+                    .num_tokens = num_tokens,
+                    .reserved = 0},
+           .first_block = num_blocks_,
+           .first_row = first_row,
+           .num_rows = static_cast<int16_t>(count),
+           .first_head = static_cast<int16_t>(first_head),
+           .num_heads = static_cast<int16_t>(std::min(panel_heads_, group - first_head)),
+           .reserved = 0});
+      num_blocks_ += static_cast<int>(CeilDiv(num_tokens, kBlockTokens));
+      num_parts_ += count;
+    }
+  }
+}
+
+void SlicePlanner::CountParts() {
+  fold_keys_.clear();
+  for (const Panel& panel : panels_) {
+    for (int i = 0; i < panel.num_rows; ++i) {
+      const size_t key = static_cast<size_t>(rows_[panel.first_row + i].row * head_blocks_ +
+                                             panel.first_head / panel_heads_);
+      if (key >= part_counts_.size()) part_counts_.resize(key + 1);
+      if (part_counts_[key]++ == 0) fold_keys_.push_back(static_cast<int>(key));
+    }
+  }
+}
+
+// Parts lie row by row, those of a row in the order of its panels.
+void SlicePlanner::WriteFolds(const SliceSizes& sizes, std::byte* at) {
+  auto* folds = reinterpret_cast<FoldRow*>(at);
+  auto* parts = reinterpret_cast<FoldPart*>(folds + sizes.num_folds);
+  const int group = args_->num_heads / args_->kv.num_kv_heads;
+  int next_part = 0;
+  for (size_t i = 0; i < fold_keys_.size(); ++i) {
+    const int key = fold_keys_[i];
+    const int first_head = key % head_blocks_ * panel_heads_;
+    folds[i] = {.row = key / head_blocks_,
+                .first_head = static_cast<int16_t>(first_head),
+                .num_heads = static_cast<int16_t>(std::min(panel_heads_, group - first_head)),
+                .first_part = next_part,
+                .num_parts = part_counts_[key]};
+    next_part += part_counts_[key];
+    // From here on: where the row's next part goes.
+    part_counts_[key] = folds[i].first_part;
+  }
+  for (size_t p = 0; p < panels_.size(); ++p) {
+    const Panel& panel = panels_[p];
+    const int last_block =
+        panel.first_block + static_cast<int>(CeilDiv(panel.span.num_tokens, kBlockTokens)) - 1;
+    const int first_chunk = ChunkOf(sizes, panel.first_block);
+    for (int i = 0; i < panel.num_rows; ++i) {
+      const int key =
+          rows_[panel.first_row + i].row * head_blocks_ + panel.first_head / panel_heads_;
+      parts[part_counts_[key]++] = {.first_slice = first_chunk + static_cast<int>(p),
+                                    .num_slices = ChunkOf(sizes, last_block) - first_chunk + 1,
+                                    .first_slot = i * panel.num_heads};
+    }
+  }
+  for (const int key : fold_keys_) part_counts_[key] = 0;
+}
+
+void SlicePlanner::Emit() {
+  if (!panels_.empty()) {
+    CountParts();
+    const int64_t max_slices = limits_.max_partials / (args_->kv.num_kv_heads * num_slots_);
+    const int64_t max_chunks =
+        std::min<int64_t>(max_slices / 2, limits_.max_thread_blocks / args_->kv.num_kv_heads);
+    const int64_t chunks = std::min(max_chunks, CeilDiv(num_blocks_, limits_.min_chunk_blocks));
+    const SliceSizes sizes = {.num_panels = static_cast<int>(panels_.size()),
+                              .num_blocks = num_blocks_,
+                              .num_chunks = static_cast<int>(std::max<int64_t>(1, chunks)),
+                              .num_slots = num_slots_,
+                              .num_rows = static_cast<int>(rows_.size()),
+                              .num_folds = static_cast<int>(fold_keys_.size()),
+                              .num_parts = static_cast<int>(num_parts_)};
+    CHECK_LE(int64_t{NumSlices(sizes)} * args_->kv.num_kv_heads * num_slots_, limits_.max_partials);
+    arrays_.resize(static_cast<size_t>(SliceArrayBytes(sizes)));
+    std::byte* at = arrays_.data();
+    std::memcpy(at, panels_.data(), panels_.size() * sizeof(Panel));
+    at += panels_.size() * sizeof(Panel);
+    std::memcpy(at, rows_.data(), rows_.size() * sizeof(PanelRow));
+    WriteFolds(sizes, at + rows_.size() * sizeof(PanelRow));
+    (*launch_)(sizes, arrays_);
+  }
+  panels_.clear();
+  rows_.clear();
+  num_blocks_ = 0;
+  num_slots_ = 0;
+  num_parts_ = 0;
+}
+
+void TilePlanner::Plan(const AttendArgs& args, const ReaderFilter& filter, int tile_rows,
+                       int64_t max_array_bytes, Launch launch) {
+  constexpr int64_t kReadBytes = sizeof(KvSpan) + sizeof(TileReader);
+  reads_.clear();
+  for (size_t s = 0; s < args.spans.size(); ++s) {
+    const AttendSpan& span = args.spans[s];
+    if (span.num_tokens == 0) continue;
+    for (int i = 0; i < span.num_readers; ++i) {
+      const int reader = args.readers[span.first_reader + i];
+      const ReaderRows& rows = args.rows[reader];
+      if (!filter.Takes(rows)) continue;
+      if (rows.first_position + rows.num_rows <= span.first_position) continue;
+      if (static_cast<int64_t>(reads_.size() + 1) * kReadBytes > max_array_bytes) {
+        Emit(args, tile_rows, launch);
+      }
+      reads_.push_back({reader, static_cast<int>(s)});
+    }
+  }
+  Emit(args, tile_rows, launch);
+}
+
+void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
+  if (reads_.empty()) return;
+  read_counts_.assign(args.rows.size(), 0);
+  for (const Read& read : reads_) ++read_counts_[read.reader];
+  TileSizes sizes = {.num_readers = static_cast<int>(std::count_if(
+                         read_counts_.begin(), read_counts_.end(), [](int n) { return n > 0; })),
+                     .num_spans = static_cast<int>(reads_.size()),
+                     .num_tiles = 0};
+  arrays_.resize(static_cast<size_t>(TileArrayBytes(sizes)));
+  auto* readers = reinterpret_cast<TileReader*>(arrays_.data());
+  auto* spans = reinterpret_cast<KvSpan*>(readers + sizes.num_readers);
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  int next_span = 0;
+  TileReader* next = readers;
+  for (size_t r = 0; r < args.rows.size(); ++r) {
+    if (read_counts_[r] == 0) continue;
+    const ReaderRows& rows = args.rows[r];
+    *next++ = {.first_position = rows.first_position,
+               .first_row = rows.first_row,
+               .num_rows = rows.num_rows,
+               .first_tile = sizes.num_tiles,
+               .first_span = next_span,
+               .num_spans = read_counts_[r],
+               .reserved = 0};
+    sizes.num_tiles += static_cast<int>(CeilDiv(int64_t{rows.num_rows} * group, tile_rows));
+    // From here on: where the reader's next span goes.
+    const int first_span = next_span;
+    next_span += read_counts_[r];
+    read_counts_[r] = first_span;
+  }
+  for (const Read& read : reads_) {
+    const AttendSpan& span = args.spans[read.span];
+    spans[read_counts_[read.reader]++] = {.base = span.base,
+                                          .first_position = span.first_position,
+                                          .num_tokens = static_cast<int>(span.num_tokens),
+                                          .reserved = 0};
+  }
+  launch(sizes, arrays_);
+  reads_.clear();
+}
+
+}  // namespace writescope::ops

@@ -1,0 +1,248 @@
+#include "engine/ops/cuda/cuda_attend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/check.h"
+#include "engine/base/status_macros.h"
+#include "engine/kernels/cuda/attend_launch.h"
+#include "engine/ops/cuda/attend_plan.h"
+
+namespace writescope::ops {
+namespace {
+
+using kernels::SliceCall;
+using kernels::SliceSizes;
+using kernels::TileCall;
+using kernels::TileSizes;
+
+// Slices for which there is room if each holds one row: enough for every chunk that runs at once
+// and some hundreds of borders between sequences. What is more takes another pass.
+constexpr int64_t kSlicesMin = 1024;
+constexpr int64_t kArrayBytes = device::kMaxArgumentBytes;
+
+// Floats of a partial beside its values.
+constexpr int64_t kStateFloats = 2;
+
+int64_t PartialFloats(const OpsLimits& limits) {
+  return kSlicesMin * limits.num_heads * (PadDim(limits.max_head_dim) + kStateFloats);
+}
+
+// A reader with more (row, head of a group) pairs than this is taken in tiles: each block of keys
+// is then read once for 128 of them.
+constexpr int kSlicedPairsMax = 64;
+
+class CudaAttendImpl : public CudaAttend {
+ public:
+  CudaAttendImpl(device::CudaDevice& device, ComputeType compute, bool force_simt,
+                 device::Buffer workspace)
+      : compute_(device.compute()),
+        num_processors_(device.info().num_multiprocessors),
+        with_tensor_cores_(!force_simt && device.info().compute_major >= 8),
+        out_bf16_(compute == ComputeType::kBf16),
+        workspace_(std::move(workspace)) {}
+
+  void Reset(int num_rows, int num_heads, int v_dim, const AttendState& state) override {
+    compute_.Check(kernels::LaunchResetStates(compute_.stream(), int64_t{num_rows} * num_heads,
+                                              v_dim, state.o, state.m, state.l),
+                   "reset of attention");
+  }
+
+  void Attend(const AttendArgs& args) override;
+  void Merge(const MergeArgs& args) override;
+  void WarmUp(const KvGeometry& geometry, int num_heads) override;
+
+ private:
+  // The kernels for such a cache; the second has no launch where rows are always sliced.
+  kernels::SliceKernel SliceKernelFor(const KvGeometry& kv) const;
+  kernels::TileKernel TileKernelFor(const KvGeometry& kv) const;
+  void AttendSliced(const AttendArgs& args, const ReaderFilter& filter);
+  void AttendTiled(const AttendArgs& args, const ReaderFilter& filter);
+  SliceCall MakeSliceCall(const kernels::AttendRows& rows, const SliceSizes& sizes) const;
+  // Where the kernels find `arrays`: in `inlined`, which gives null, or in device memory.
+  const std::byte* Place(std::span<const std::byte> arrays, std::byte* inlined);
+
+  device::CudaQueue& compute_;
+  const int num_processors_;
+  const bool with_tensor_cores_;
+  const bool out_bf16_;
+  const device::Buffer workspace_;  // Arrays of calls, then partials
+  SlicePlanner slices_;
+  TilePlanner tiles_;
+};
+
+kernels::AttendRows RowsOf(const AttendArgs& args) {
+  return {.kv = args.kv,
+          .num_heads = args.num_heads,
+          .q = args.q,
+          .o = args.state.o,
+          .m = args.state.m,
+          .l = args.state.l};
+}
+
+void CheckGeometry(const KvGeometry& kv, int num_heads) {
+  CHECK(kv.num_kv_heads > 0 && num_heads % kv.num_kv_heads == 0)
+      << num_heads << " heads on " << kv.num_kv_heads << " KV heads";
+  CHECK(kv.k_dim % kDimMultiple == 0 && kv.v_dim % kDimMultiple == 0);
+  CHECK(kv.k_dim <= kernels::kSimtMaxDim && kv.v_dim <= kernels::kSimtMaxDim)
+      << "heads of " << kv.k_dim << " and " << kv.v_dim;
+  CHECK(!kv.value_in_key || kv.v_dim <= kv.k_dim);
+}
+
+void CheckAttend(const AttendArgs& args) {
+  CheckGeometry(args.kv, args.num_heads);
+  for (const AttendSpan& span : args.spans) {
+    CHECK(span.num_tokens >= 0 && span.num_tokens <= int64_t{span.num_blocks} * kBlockTokens &&
+          span.num_tokens > int64_t{span.num_blocks - 1} * kBlockTokens)
+        << span.num_tokens << " tokens in " << span.num_blocks << " blocks";
+    CHECK(span.num_tokens <= std::numeric_limits<int32_t>::max());
+    CHECK(span.first_reader >= 0 && span.num_readers >= 0 &&
+          span.first_reader + span.num_readers <= static_cast<int>(args.readers.size()));
+  }
+  for (const int reader : args.readers) {
+    CHECK(reader >= 0 && reader < static_cast<int>(args.rows.size())) << "reader " << reader;
+  }
+}
+
+const std::byte* CudaAttendImpl::Place(std::span<const std::byte> arrays, std::byte* inlined) {
+  if (arrays.size() <= kernels::kInlineBytes) {
+    std::memcpy(inlined, arrays.data(), arrays.size());
+    return nullptr;
+  }
+  std::byte* staged = compute_.StageArguments(static_cast<int64_t>(arrays.size()));
+  std::memcpy(staged, arrays.data(), arrays.size());
+  compute_.Check(kernels::LaunchStageArrays(compute_.stream(), staged, workspace_.data(),
+                                            static_cast<int64_t>(arrays.size())),
+                 "arrays of attention");
+  return workspace_.data();
+}
+
+SliceCall CudaAttendImpl::MakeSliceCall(const kernels::AttendRows& rows,
+                                        const SliceSizes& sizes) const {
+  SliceCall call;
+  call.rows = rows;
+  call.sizes = sizes;
+  call.arrays = nullptr;
+  const int64_t partials = int64_t{NumSlices(sizes)} * rows.kv.num_kv_heads * sizes.num_slots;
+  call.partials.o = reinterpret_cast<float*>(workspace_.data() + kArrayBytes);
+  call.partials.m = call.partials.o + partials * rows.kv.v_dim;
+  call.partials.l = call.partials.m + partials;
+  return call;
+}
+
+kernels::SliceKernel CudaAttendImpl::SliceKernelFor(const KvGeometry& kv) const {
+  if (with_tensor_cores_) {
+    const kernels::SliceKernel kernel = kernels::DecodeKernel(kv);
+    if (kernel.launch != nullptr) return kernel;
+  }
+  return kernels::SimtKernel();
+}
+
+kernels::TileKernel CudaAttendImpl::TileKernelFor(const KvGeometry& kv) const {
+  return with_tensor_cores_ ? kernels::PrefillKernel(kv) : kernels::TileKernel();
+}
+
+void CudaAttendImpl::AttendSliced(const AttendArgs& args, const ReaderFilter& filter) {
+  const kernels::SliceKernel kernel = SliceKernelFor(args.kv);
+  const kernels::AttendRows rows = RowsOf(args);
+  const int64_t floats = (workspace_.size_bytes() - kArrayBytes) / int64_t{sizeof(float)};
+  const SliceLimits limits = {.max_partials = floats / (args.kv.v_dim + kStateFloats),
+                              .max_array_bytes = kArrayBytes,
+                              .max_thread_blocks = num_processors_ * kernel.blocks_per_processor,
+                              .min_chunk_blocks = kernel.min_chunk_blocks};
+  slices_.Plan(
+      args, filter, limits, [&](const SliceSizes& sizes, std::span<const std::byte> arrays) {
+        SliceCall call = MakeSliceCall(rows, sizes);
+        call.arrays = Place(arrays, call.inlined);
+        compute_.Check(kernel.launch(compute_.stream(), call), "attention over slices");
+        compute_.Check(kernels::LaunchFoldPartials(compute_.stream(), call), "fold of partials");
+      });
+}
+
+void CudaAttendImpl::AttendTiled(const AttendArgs& args, const ReaderFilter& filter) {
+  const kernels::TileKernel kernel = TileKernelFor(args.kv);
+  const kernels::AttendRows rows = RowsOf(args);
+  tiles_.Plan(args, filter, kernel.tile_rows, kArrayBytes,
+              [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
+                TileCall call;
+                call.rows = rows;
+                call.sizes = sizes;
+                call.arrays = Place(arrays, call.inlined);
+                compute_.Check(kernel.launch(compute_.stream(), call), "attention over tiles");
+              });
+}
+
+void CudaAttendImpl::Attend(const AttendArgs& args) {
+  CheckAttend(args);
+  const bool with_tiles = TileKernelFor(args.kv).launch != nullptr;
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  constexpr int kAnyRows = std::numeric_limits<int>::max();
+  const int max_sliced = with_tiles ? std::max(1, kSlicedPairsMax / group) : kAnyRows;
+  AttendSliced(args, {.min_rows = 1, .max_rows = max_sliced});
+  if (with_tiles) AttendTiled(args, {.min_rows = max_sliced + 1, .max_rows = kAnyRows});
+}
+
+void CudaAttendImpl::Merge(const MergeArgs& args) {
+  CHECK_LE(args.out_dim, args.kv.v_dim);
+  compute_.Check(kernels::LaunchMergeStates(compute_.stream(),
+                                            {.count = int64_t{args.num_rows} * args.num_heads,
+                                             .v_dim = args.kv.v_dim,
+                                             .out_dim = args.out_dim,
+                                             .o = args.state.o,
+                                             .m = args.state.m,
+                                             .l = args.state.l,
+                                             .cpu_out = args.cpu_out,
+                                             .cpu_lse = args.cpu_lse,
+                                             .failed = compute_.failed_word(),
+                                             .out = args.out,
+                                             .out_bf16 = out_bf16_}),
+                 "merge of attention");
+}
+
+void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
+  CheckGeometry(geometry, num_heads);
+  const cudaStream_t stream = compute_.stream();
+  const auto check = [&](cudaError_t error) { compute_.Check(error, "warm-up of attention"); };
+  kernels::AttendRows rows = {};
+  rows.kv = geometry;
+  rows.num_heads = num_heads;
+  const SliceCall slices = MakeSliceCall(rows, SliceSizes());
+  check(kernels::LaunchStageArrays(stream, nullptr, nullptr, 0));
+  check(kernels::LaunchResetStates(stream, 0, geometry.v_dim, nullptr, nullptr, nullptr));
+  check(SliceKernelFor(geometry).launch(stream, slices));
+  check(kernels::LaunchFoldPartials(stream, slices));
+  if (const kernels::TileKernel kernel = TileKernelFor(geometry); kernel.launch != nullptr) {
+    TileCall tiles = {};
+    tiles.rows = rows;
+    check(kernel.launch(stream, tiles));
+  }
+  kernels::MergeCall merge = {};
+  merge.out_bf16 = out_bf16_;
+  check(kernels::LaunchMergeStates(stream, merge));
+}
+
+}  // namespace
+
+int64_t CudaAttend::WorkspaceBytes(const OpsLimits& limits) {
+  return kArrayBytes + PartialFloats(limits) * int64_t{sizeof(float)};
+}
+
+absl::StatusOr<std::unique_ptr<CudaAttend>> CudaAttend::Create(device::CudaDevice& device,
+                                                               const OpsLimits& limits,
+                                                               ComputeType compute,
+                                                               bool force_simt) {
+  if (limits.num_heads < 1 || limits.max_head_dim < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("attention for ", limits.num_heads, " heads of ",
+                                                   limits.max_head_dim, " values"));
+  }
+  ASSIGN_OR_RETURN(device::Buffer workspace,
+                   device.AllocateDevice(WorkspaceBytes(limits), "workspace of attention"));
+  return std::unique_ptr<CudaAttend>(
+      new CudaAttendImpl(device, compute, force_simt, std::move(workspace)));
+}
+
+}  // namespace writescope::ops
