@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/cli/chat.h"
 #include "server/cli/client.h"
+#include "server/cli/doctor.h"
 #include "server/cli/generate.h"
 #include "server/cli/plan.h"
 #include "server/cli/share.h"
@@ -104,6 +105,19 @@ void AddChat(CLI::App& app, Action* action) {
   AddSampling(sub, &flags->sampling);
   sub->callback([=] {
     *action = {[flags](const ClientOptions& client) { return RunChat(client, *flags); }, true};
+  });
+}
+
+void AddDoctor(CLI::App& app, Action* action) {
+  CLI::App* sub = app.add_subcommand(
+      "doctor", "Measures this machine and says how to start a worker; see doctor --help");
+  sub->set_help_flag();  // The program that runs has its own.
+  sub->allow_extras();
+  sub->fallthrough(false);
+  sub->callback([=] {
+    *action = {
+        [arguments = sub->remaining()](const ClientOptions&) { return RunDoctor(arguments); },
+        true};
   });
 }
 
@@ -244,6 +258,7 @@ int Main(int argc, char** argv) {
   app.add_option("--timeout", client.timeout, "Of each call, such as 30s")->check(IsTime());
   AddGenerate(app, &action);
   AddChat(app, &action);
+  AddDoctor(app, &action);
   AddStatus(app, &action);
   AddShare(app, &action);
   AddTokens(app, &action);
