@@ -183,6 +183,7 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
   }
   if (between) between();
   if (step_.handoff) {
+    compute.RecordTime(&times.device_done_s);
     compute.WaitFlag(&cpu_->flags()[layer].cpu_done, step_.epoch, options_.wait_limit);
   }
   compute.RecordTime(&times.cpu_waited_s);
@@ -257,6 +258,7 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
     const LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
     stats.cpu_bytes += progress.cpu_reported.load() * block_bytes;
     stats.mean_cut_blocks += static_cast<double>(progress.swing.front()) / options_.num_layers;
+    CollectHandoff(progress, times, &stats);
     const double gap_end_s = step_.handoff ? times.query_published_s : times.attention_began_s;
     stats.dense_s += std::max(0.0, gap_end_s - gap_start_s);
     gap_start_s = times.cpu_waited_s;
@@ -270,6 +272,17 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
   }
   CollectOverlap(&stats);
   return stats;
+}
+
+void HybridAttention::CollectHandoff(const LayerProgress& progress, const LayerTimes& times,
+                                     AttentionStats* stats) const {
+  if (progress.cpu_reported.load() == 0) return;
+  const double claimed_s = static_cast<double>(progress.first_claim_ns.load()) * 1e-9;
+  const double reported_s = static_cast<double>(progress.last_report_ns.load()) * 1e-9;
+  stats->handoff_out_s.push_back(claimed_s - times.query_published_s);
+  if (reported_s > times.device_done_s) {
+    stats->handoff_back_s.push_back(times.cpu_waited_s - reported_s);
+  }
 }
 
 void HybridAttention::CollectOverlap(AttentionStats* stats) const {

@@ -37,6 +37,10 @@ struct AttentionStats {
   int copies = 0;
   // Blocks of the swing list in front of the cut, mean over layers.
   double mean_cut_blocks = 0;
+  // By layer with a hand-off: from the query's publication to the CPU's first claim, and, where the
+  // device had to wait for the CPU, from the last report until the device went on.
+  std::vector<double> handoff_out_s;
+  std::vector<double> handoff_back_s;
 };
 
 // How the spilled blocks of a step are shared.
@@ -99,6 +103,7 @@ class HybridAttention {
   struct LayerTimes {
     double attention_began_s = 0;
     double query_published_s = 0;
+    double device_done_s = 0;
     double cpu_waited_s = 0;
   };
   struct OpTime {
@@ -112,6 +117,8 @@ class HybridAttention {
                       const ops::AttendState& state, bool timed);
   void TimedAttend(const ops::AttendArgs& args);
   AttentionStats CollectStats(double begin_s, double end_s) const;
+  void CollectHandoff(const LayerProgress& progress, const LayerTimes& times,
+                      AttentionStats* stats) const;
   void CollectOverlap(AttentionStats* stats) const;
   absl::Status Abort(absl::Status why);
 

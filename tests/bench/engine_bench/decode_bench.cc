@@ -18,9 +18,12 @@ namespace {
 constexpr int64_t kDenseContext = 64;
 constexpr int64_t kSpilledLabelBytes = 2 * kGiB;
 
-double Median(std::vector<double> values) {
+// 0 of none.
+double Quantile(std::vector<double> values, double quantile) {
+  if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  const double at = quantile * static_cast<double>(values.size());
+  return values[std::min(values.size() - 1, static_cast<size_t>(at))];
 }
 
 // Median seconds of a step of the batch with nothing spilled and next to nothing to attend to.
@@ -32,7 +35,7 @@ absl::StatusOr<double> DenseSeconds(BenchRig& rig, int batch, const DecodeOption
     if (i >= options.warmup_steps) seconds.push_back(timing.step_s);
   }
   rig.RemoveAll();
-  return Median(seconds);
+  return Quantile(seconds, 0.5);
 }
 
 attention::SharePlan PlanFor(const std::string& policy, const std::string& cut, double best_share) {
@@ -68,18 +71,30 @@ absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& pla
   row.gap_ms = 1e3 * stats.dense_s;
   row.device_attention_ms = 1e3 * stats.device_attention_s;
   row.copies = stats.copies;
+  std::vector<double> out, back;
+  for (const StepTiming& timing : timings) {
+    const attention::AttentionStats& a = timing.attention;
+    out.insert(out.end(), a.handoff_out_s.begin(), a.handoff_out_s.end());
+    back.insert(back.end(), a.handoff_back_s.begin(), a.handoff_back_s.end());
+  }
+  row.handoff_out_us = 1e6 * Quantile(out, 0.5);
+  row.handoff_out_p99_us = 1e6 * Quantile(out, 0.99);
+  row.handoff_back_us = 1e6 * Quantile(back, 0.5);
+  row.handoff_back_p99_us = 1e6 * Quantile(back, 0.99);
   return row;
 }
 
 void Print(const ResultRow& row) {
   std::printf(
       "%4d x %-7ld %-7s %-8s spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor %9.2f"
-      "  dense %7.2f  ratio %.3f  cpu %.1f link %.1f both %.1f gaps %.1f dev-att %.1f copies %d\n",
+      "  dense %7.2f  ratio %.3f  cpu %.1f link %.1f both %.1f gaps %.1f dev-att %.1f copies %d "
+      "hand-off us out %.1f/%.1f back %.1f/%.1f\n",
       row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(),
       static_cast<double>(row.spilled_bytes) / static_cast<double>(kGiB), row.share, row.step_ms,
       row.step_ms_min, row.step_ms_max, row.floor_ms, row.dense_ms, row.step_ms / row.floor_ms,
       row.cpu_busy_ms, row.link_busy_ms, row.both_busy_ms, row.gap_ms, row.device_attention_ms,
-      row.copies);
+      row.copies, row.handoff_out_us, row.handoff_out_p99_us, row.handoff_back_us,
+      row.handoff_back_p99_us);
   std::fflush(stdout);
 }
 

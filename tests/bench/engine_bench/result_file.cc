@@ -39,7 +39,11 @@ nlohmann::json ToJson(const ResultRow& row) {
           {"both_busy_ms", row.both_busy_ms},
           {"gap_ms", row.gap_ms},
           {"device_attention_ms", row.device_attention_ms},
-          {"copies", row.copies}};
+          {"copies", row.copies},
+          {"handoff_out_us", row.handoff_out_us},
+          {"handoff_out_p99_us", row.handoff_out_p99_us},
+          {"handoff_back_us", row.handoff_back_us},
+          {"handoff_back_p99_us", row.handoff_back_p99_us}};
 }
 
 }  // namespace

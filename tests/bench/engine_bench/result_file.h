@@ -39,6 +39,11 @@ struct ResultRow {
   double gap_ms = 0;
   double device_attention_ms = 0;
   int copies = 0;
+  // Per layer, over all steps: median and 99th percentile.
+  double handoff_out_us = 0;
+  double handoff_out_p99_us = 0;
+  double handoff_back_us = 0;
+  double handoff_back_p99_us = 0;
 };
 
 struct ResultFile {
