@@ -45,12 +45,13 @@ HybridAttention::HybridAttention(const Options& options, ops::Ops& ops,
       layer_times_(static_cast<size_t>(options.num_layers)) {}
 
 HybridAttention::~HybridAttention() {
+  // After a failed step threads may still be at it, and the pump's may still submit. So they end
+  // first, and only then is it known what is left on the queues: it writes times here, and uses the
+  // ring and the hand-off memory.
   step_.abort.store(true);
-  // After a failed step there may be work left on the queues that writes times here.
-  device::Device& device = ops_.device();
-  for (device::Queue* queue : {&device.compute(), &device.upload()}) {
-    queue->Record().Wait(options_.wait_limit * 15).IgnoreError();
-  }
+  team_.reset();
+  pump_->Stop();
+  device::AwaitIdle({&ops_.device().compute(), &ops_.device().upload()}, "hybrid attention");
 }
 
 void HybridAttention::BeginStep(StepAttention step, const SharePlan& plan) {

@@ -129,7 +129,7 @@ class HybridAttention {
   StepAttention attention_;
   StepContext step_;
   std::unique_ptr<CpuAttention> cpu_;
-  // Their threads use what is above, so they end first.
+  // Their threads use what is above.
   std::unique_ptr<LinkPump> pump_;
   std::unique_ptr<WorkerTeam> team_;
   std::vector<LayerTimes> layer_times_;

@@ -48,10 +48,15 @@ LinkPump::LinkPump(const Options& options, device::Device& device, device::Buffe
 }
 
 LinkPump::~LinkPump() {
+  Stop();
+  device::AwaitIdle({&device_.upload()}, "link pump");
+}
+
+void LinkPump::Stop() {
   steps_.Close();
   free_slots_->Close();
-  if (waves_ != nullptr) waves_->Close();
-  thread_.join();
+  waves_->Close();
+  if (thread_.joinable()) thread_.join();
 }
 
 void LinkPump::ResetRing() {

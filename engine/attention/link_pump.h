@@ -48,6 +48,7 @@ class LinkPump {
   static int64_t MinRingBytes(const KvGeometry& geometry);
   static absl::StatusOr<std::unique_ptr<LinkPump>> Create(const Options& options,
                                                           device::Device& device);
+  // As Stop, and then waits for the copies that are under way: they write to the ring.
   ~LinkPump();
 
   // Engine thread. The last step must have ended.
@@ -62,6 +63,9 @@ class LinkPump {
   bool AwaitDone(absl::Duration timeout);
   // Of the last step; call after AwaitDone and after the upload queue is idle.
   const std::deque<CopyRecord>& copies() const { return copies_; }
+  // Engine thread: ends the pump's thread, for good. From then on nothing is submitted here; what has
+  // been may still run. The step must have been aborted or have ended.
+  void Stop();
   // After a step that failed, with all queues idle: takes every slot back.
   void ResetRing();
 

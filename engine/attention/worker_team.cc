@@ -49,8 +49,9 @@ class TbbTeam final : public WorkerTeam {
 
   int num_workers() const override { return num_workers_; }
   void Start(std::function<void(int)> body) override {
-    body_ = std::move(body);
+    // Before the body is touched: a worker of the last step may be calling it.
     running_.Set(num_workers_);
+    body_ = std::move(body);
     for (int worker = 0; worker < num_workers_; ++worker) {
       arena_.enqueue([this, worker] {
         body_(worker);

@@ -1,6 +1,8 @@
 #include <chrono>
+#include <string>
 #include <utility>
 
+#include "engine/base/log.h"
 #include "engine/device/device.h"
 
 namespace writescope::device {
@@ -21,6 +23,16 @@ void Buffer::Reset() {
   data_ = nullptr;
   size_bytes_ = 0;
   release_ = nullptr;
+}
+
+void AwaitIdle(std::initializer_list<Queue*> queues, std::string_view who) {
+  for (Queue* queue : queues) {
+    const Event last = queue->Record();
+    while (!last.Wait(absl::Seconds(10)).ok()) {
+      Log(LogLevel::kError, "memory cannot be freed while a queue works",
+          {{"of", std::string(who)}, {"queue", std::string(queue->name())}});
+    }
+  }
 }
 
 double NowSeconds() {

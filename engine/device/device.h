@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -72,6 +73,11 @@ class Queue {
   // leaves memory alone that the other side of the wait may still be using.
   virtual bool failed() const = 0;
 };
+
+// Waits until all that has been submitted to the queues has run. For destructors, whose memory that
+// work uses: freed earlier, it would be written to by whoever comes late. So this has no limit but
+// those of the work itself; the log tells while it takes long.
+void AwaitIdle(std::initializer_list<Queue*> queues, std::string_view who);
 
 inline bool Event::Done() const { return queue == nullptr || queue->completed_ticket() >= ticket; }
 inline absl::Status Event::Wait(absl::Duration timeout) const {

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
-#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 
@@ -49,11 +48,7 @@ InplaceKvCache::InplaceKvCache(const Options& options, device::Device& device, B
       sequences_(static_cast<size_t>(options.max_sequences)) {}
 
 InplaceKvCache::~InplaceKvCache() {
-  for (device::Queue* queue : {&device_.compute(), &device_.download()}) {
-    if (absl::Status idle = queue->Record().Wait(options_.wait_limit * 15); !idle.ok()) {
-      Log(LogLevel::kError, "the KV cache goes while a queue works", {{"status", idle.ToString()}});
-    }
-  }
+  device::AwaitIdle({&device_.compute(), &device_.upload(), &device_.download()}, "KV cache");
 }
 
 int64_t InplaceKvCache::bytes_per_token() const {

@@ -76,6 +76,12 @@ ModelRunner::FixedBytes ModelRunner::PlanBytes(const model::ModelConfig& config,
 ModelRunner::ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options)
     : config_(config), ops_(ops), options_(options) {}
 
+ModelRunner::~ModelRunner() {
+  // Threads that submit end with it; the queues wait for no other.
+  attention_.reset();
+  device::AwaitIdle({&ops_.device().compute(), &ops_.device().download()}, "model runner");
+}
+
 absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
     const model::ModelConfig& config, const model::DeviceWeights& weights, ops::Ops& ops,
     const Options& options) {

@@ -81,6 +81,8 @@ class ModelRunner {
   static absl::StatusOr<std::unique_ptr<ModelRunner>> Create(const model::ModelConfig& config,
                                                              const model::DeviceWeights& weights,
                                                              ops::Ops& ops, const Options& options);
+  // Waits for what a failed step has left on the queues: it uses the memory here.
+  ~ModelRunner();
 
   kvcache::InplaceKvCache& cache() { return *cache_; }
   const kvcache::InplaceKvCache& cache() const { return *cache_; }

@@ -80,8 +80,9 @@ AttentionRig::AttentionRig(const AttentionRigOptions& options, const DeviceWrapp
 }
 
 AttentionRig::~AttentionRig() {
-  // After a failed step there may be work left that uses the buffers.
-  CHECK(cache_.device().compute().Record().Wait(absl::Minutes(1)).ok());
+  // After a failed step there may be work left that uses the buffers, and threads that submit it.
+  hybrid_.reset();
+  device::AwaitIdle({&cache_.device().compute()}, "attention rig");
 }
 
 void AttentionRig::SubmitQueries(const StepRequest& request,
@@ -159,7 +160,11 @@ StepOutput AttentionRig::Run(const StepRequest& request) {
   }
   cache.mutable_blocks().LockRetained(false);
   const bool keep = request.keep && output.status.ok();
-  if (!output.status.ok() && !hybrid_->Ok()) return output;
+  if (!output.status.ok() && !hybrid_->Ok()) {
+    // What was submitted writes to the output.
+    device::AwaitIdle({&cache_.device().compute()}, "attention rig's output");
+    return output;
+  }
   for (size_t i = plans.size(); i-- > 0;) {
     if (!keep) cache.AbandonWrite(plans[i]);
   }

@@ -75,6 +75,8 @@ CacheRig::CacheRig(const CacheRigOptions& options, const DeviceWrapper& wrap)
   cache_ = *std::move(cache);
 }
 
+CacheRig::~CacheRig() { device::AwaitIdle({&device_->compute()}, "cache rig"); }
+
 int CacheRig::Add(int64_t expected_blocks) {
   const int slot = cache_->AddSequence(expected_blocks);
   if (slot >= 0) tokens_[slot].clear();

@@ -51,6 +51,8 @@ class CacheRig {
  public:
   // Ends the process when something cannot be made: a test has no use for less.
   explicit CacheRig(const CacheRigOptions& options, const DeviceWrapper& wrap = nullptr);
+  // Waits for what was submitted: it asks for keys and values here.
+  ~CacheRig();
 
   device::CpuDevice& device() { return *device_; }
   kvcache::InplaceKvCache& cache() { return *cache_; }

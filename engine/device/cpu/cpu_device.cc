@@ -79,10 +79,7 @@ class CpuDeviceImpl final : public CpuDevice {
         download_("download", &pace_) {}
   ~CpuDeviceImpl() override {
     // Work of one queue may wait for an event of another; all have run before the first queue goes.
-    for (Queue* queue : {static_cast<Queue*>(&compute_), static_cast<Queue*>(&upload_),
-                         static_cast<Queue*>(&download_)}) {
-      queue->Record().Wait(absl::InfiniteDuration()).IgnoreError();
-    }
+    AwaitIdle({&compute_, &upload_, &download_}, "device");
   }
 
   std::string name() const override { return "cpu"; }
