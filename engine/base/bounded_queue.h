@@ -1,7 +1,6 @@
 // The queue between threads: it has a limit and an end.
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "engine/base/timed_wait.h"
 
 namespace writescope {
 
@@ -46,11 +46,7 @@ class BoundedQueue {
   std::optional<T> Pop(absl::Duration timeout = absl::InfiniteDuration()) {
     std::unique_lock lock(mutex_);
     const auto ready = [this] { return closed_ || !items_.empty(); };
-    if (timeout >= kLongest) {
-      has_items_.wait(lock, ready);
-    } else {
-      has_items_.wait_for(lock, absl::ToChronoNanoseconds(timeout), ready);
-    }
+    TimedWait(has_items_, lock, timeout, ready);
     if (items_.empty()) return std::nullopt;
     std::optional<T> item(std::move(items_.front()));
     items_.pop_front();
@@ -75,9 +71,6 @@ class BoundedQueue {
   size_t limit() const { return limit_; }
 
  private:
-  // From here on a timeout is none: a point in time that far off would overflow the clock.
-  static constexpr absl::Duration kLongest = absl::Hours(24 * 365);
-
   const size_t limit_;
   mutable std::mutex mutex_;
   std::condition_variable has_items_;

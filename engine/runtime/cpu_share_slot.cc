@@ -33,7 +33,7 @@ absl::StatusOr<ShareReply> CpuShareSlot::Offer(const ShareUpdate& update) {
         absl::StrCat("valid_for is ", absl::FormatDuration(update.valid_for),
                      "; it has to be above 0 and at most ", absl::FormatDuration(kMaxLease)));
   }
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   ShareReply reply;
   const bool is_operator = absl::StartsWith(update.controller_id, kOperatorPrefix);
   const bool other_holds =
@@ -56,7 +56,7 @@ absl::StatusOr<ShareReply> CpuShareSlot::Offer(const ShareUpdate& update) {
 bool CpuShareSlot::LeaseRunsLocked() { return clock_.Now() < expires_at_; }
 
 double CpuShareSlot::Lookup(int batch_size, int64_t spilled_bytes, int64_t* generation) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   const bool leased = LeaseRunsLocked();
   *generation = leased ? generation_ : 0;
   return (leased ? table_ : start_up_)
@@ -64,7 +64,7 @@ double CpuShareSlot::Lookup(int batch_size, int64_t spilled_bytes, int64_t* gene
 }
 
 ShareState CpuShareSlot::State() {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   return StateLocked();
 }
 
@@ -84,12 +84,12 @@ ShareState CpuShareSlot::StateLocked() {
 }
 
 void CpuShareSlot::SetLastShare(double share) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   last_share_ = share;
 }
 
 void CpuShareSlot::SetStartUp(roofline::ShareTable table) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   start_up_ = std::move(table);
   roofline::ClampTable(start_up_, interval_);
 }

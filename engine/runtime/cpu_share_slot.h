@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/base/clock.h"
 #include "engine/roofline/share_table.h"
 #include "engine/runtime/engine.h"
@@ -36,7 +37,7 @@ class CpuShareSlot {
 
   const roofline::ShareInterval interval_;
   Clock& clock_;
-  absl::Mutex mutex_;
+  std::mutex mutex_;
   roofline::ShareTable start_up_ ABSL_GUARDED_BY(mutex_);
   roofline::ShareTable table_ ABSL_GUARDED_BY(mutex_);
   int64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;

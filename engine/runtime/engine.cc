@@ -1,18 +1,21 @@
 #include "engine/runtime/engine.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <filesystem>
+#include <mutex>
 #include <random>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/base/check.h"
 #include "engine/base/cpu_features.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/timed_wait.h"
 #include "engine/device/device.h"
 #include "engine/model/config.h"
 #include "engine/model/device_weights.h"
@@ -142,7 +145,7 @@ class EngineImpl final : public Engine {
     }
     request.prompt = std::vector<TokenId>();
     RETURN_IF_ERROR(ValidatePrompt(prompt, request, model_));
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     RETURN_IF_ERROR(CheckOpen(request.request_id));
     const RequestId id = next_id_++;
     if (request.request_id.empty()) request.request_id = absl::StrCat("req-", id);
@@ -164,7 +167,7 @@ class EngineImpl final : public Engine {
 
   void Cancel(RequestId id) override {
     {
-      absl::MutexLock lock(&mutex_);
+      std::lock_guard lock(mutex_);
       const auto found = in_flight_.find(id);
       if (found == in_flight_.end()) return;
       RequestControl& control = *found->second.control;
@@ -175,7 +178,7 @@ class EngineImpl final : public Engine {
 
   bool Abort(std::string_view request_id) override {
     {
-      absl::MutexLock lock(&mutex_);
+      std::lock_guard lock(mutex_);
       const auto id = by_name_.find(std::string(request_id));
       if (id == by_name_.end()) return false;
       RequestControl& control = *in_flight_.at(id->second).control;
@@ -230,17 +233,12 @@ class EngineImpl final : public Engine {
   EngineState state() const override { return loop_->state(); }
 
   void StartDrain() override {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     draining_ = true;
   }
   bool AwaitIdle(absl::Duration timeout) override {
-    absl::MutexLock lock(&mutex_);
-    return mutex_.AwaitWithTimeout(absl::Condition(
-                                       +[](EngineImpl* e) ABSL_EXCLUSIVE_LOCKS_REQUIRED(e->mutex_) {
-                                         return e->in_flight_.empty();
-                                       },
-                                       this),
-                                   timeout);
+    std::unique_lock lock(mutex_);
+    return TimedWait(idle_, lock, timeout, [this] { return in_flight_.empty(); });
   }
   void Stop() override {
     StartDrain();
@@ -284,9 +282,10 @@ class EngineImpl final : public Engine {
   }
 
   void Forget(const ActiveRequest& request) {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     in_flight_.erase(request.id());
     by_name_.erase(request.request_id());
+    if (in_flight_.empty()) idle_.notify_all();
   }
 
   absl::Status Profile() {
@@ -332,7 +331,8 @@ class EngineImpl final : public Engine {
   mutable std::optional<CpuShareSlot> share_;
   std::optional<StepLoop> loop_;
 
-  absl::Mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable idle_;  // in_flight_ has become empty
   RequestId next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   absl::flat_hash_map<RequestId, InFlight> in_flight_ ABSL_GUARDED_BY(mutex_);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
 #include "engine/base/log.h"
+#include "engine/base/timed_wait.h"
 #include "engine/runtime/error_reason.h"
 #include "engine/runtime/scheduler.h"
 
@@ -40,29 +41,34 @@ void StepLoop::Start() {
 }
 
 bool StepLoop::Post(std::unique_ptr<ActiveRequest>& request) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   if (closed_) return false;
   inbox_.push_back(std::move(request));
-  wake_ = true;
+  WakeLocked();
   return true;
 }
 
 void StepLoop::Wake() {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
+  WakeLocked();
+}
+
+void StepLoop::WakeLocked() {
   wake_ = true;
+  woken_.notify_one();
 }
 
 void StepLoop::Stop() {
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     stop_ = true;
-    wake_ = true;
+    WakeLocked();
   }
   if (thread_.joinable()) thread_.join();
 }
 
 EngineState StepLoop::state() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   EngineState state = published_;
   state.waiting_requests += static_cast<int>(inbox_.size());
   return state;
@@ -76,7 +82,7 @@ void StepLoop::Run() {
   while (true) {
     Beat();
     {
-      absl::MutexLock lock(&mutex_);
+      std::lock_guard lock(mutex_);
       if (stop_) break;
       wake_ = false;
     }
@@ -90,12 +96,12 @@ void StepLoop::Run() {
     PublishState();
     if (!state_.health.ok()) break;
     if (!ran) {
-      absl::MutexLock lock(&mutex_);
-      mutex_.AwaitWithTimeout(absl::Condition(&wake_), kIdleWait);
+      std::unique_lock lock(mutex_);
+      TimedWait(woken_, lock, kIdleWait, [this] { return wake_; });
     }
   }
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     closed_ = true;
   }
   TakeInbox();
@@ -106,7 +112,7 @@ void StepLoop::Run() {
 }
 
 void StepLoop::TakeInbox() {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   for (std::unique_ptr<ActiveRequest>& request : inbox_) waiting_.push_back(std::move(request));
   inbox_.clear();
 }
@@ -321,7 +327,7 @@ void StepLoop::PublishState() {
   state_.download_bytes_total = runner_.cache().committed_bytes();
   state_.link_simulated = device_.link().simulated;
   state_.link_pace_bytes_per_s = device_.link().pace_bytes_per_s;
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   published_ = state_;
 }
 

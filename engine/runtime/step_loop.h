@@ -2,16 +2,17 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
 #include "engine/base/clock.h"
 #include "engine/runtime/active_request.h"
 #include "engine/runtime/cpu_share_slot.h"
@@ -45,6 +46,7 @@ class StepLoop {
  private:
   using Requests = std::vector<std::unique_ptr<ActiveRequest>>;
 
+  void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
   void Beat();
   void TakeInbox();
@@ -91,7 +93,8 @@ class StepLoop {
   const std::function<void(const ActiveRequest&)> on_end_;
   Clock& clock_ = Clock::Real();
 
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable woken_;  // wake_ has been set
   Requests inbox_ ABSL_GUARDED_BY(mutex_);
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,11 +1,13 @@
 // A sink that keeps a request's whole answer, for tests.
 #pragma once
 
+#include <condition_variable>
+#include <mutex>
 #include <string>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "engine/base/timed_wait.h"
 #include "engine/runtime/request.h"
 
 namespace writescope::testing {
@@ -13,61 +15,63 @@ namespace writescope::testing {
 class CollectSink final : public runtime::GenerateSink {
  public:
   bool OnEvent(runtime::GenerateEvent event) override {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     text_ += event.text;
     tokens_.insert(tokens_.end(), event.tokens.begin(), event.tokens.end());
     if (event.progress.has_value()) ++progress_events_;
     events_.push_back(std::move(event));
+    changed_.notify_all();
     return accept_;
   }
   void OnDone(const absl::Status& status) override {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     status_ = status;
     done_ = true;
+    changed_.notify_all();
   }
 
   // Whether the request ended within the time.
   bool Await(absl::Duration timeout = absl::Seconds(60)) {
-    absl::MutexLock lock(&mutex_);
-    return mutex_.AwaitWithTimeout(absl::Condition(&done_), timeout);
+    std::unique_lock lock(mutex_);
+    return TimedWait(changed_, lock, timeout, [this] { return done_; });
   }
   bool AwaitTokens(size_t count, absl::Duration timeout = absl::Seconds(60)) {
-    absl::MutexLock lock(&mutex_);
-    const auto enough = [&] { return done_ || tokens_.size() >= count; };
-    return mutex_.AwaitWithTimeout(absl::Condition(&enough), timeout);
+    std::unique_lock lock(mutex_);
+    return TimedWait(changed_, lock, timeout, [&] { return done_ || tokens_.size() >= count; });
   }
   void RefuseFurtherEvents() {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     accept_ = false;
   }
   absl::Status status() const {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     return status_;
   }
   std::string text() const {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     return text_;
   }
   std::vector<TokenId> tokens() const {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     return tokens_;
   }
   std::vector<runtime::GenerateEvent> events() const {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     return events_;
   }
   int progress_events() const {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     return progress_events_;
   }
   // Of the last event.
   runtime::GenerateEvent last() const {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     return events_.empty() ? runtime::GenerateEvent() : events_.back();
   }
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
   std::string text_;
   std::vector<TokenId> tokens_;
   std::vector<runtime::GenerateEvent> events_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/timed_wait.h"
 #include "engine/runtime/error_reason.h"
 
 namespace writescope::testing_support {
@@ -80,25 +81,25 @@ FakeEngine::FakeEngine(const runtime::EngineOptions& options, FakeEngineOptions 
 FakeEngine::~FakeEngine() { Stop(); }
 
 void FakeEngine::Fail(const absl::Status& health) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   state_.health = health;
 }
 
 absl::Time FakeEngine::cancel_time(std::string_view request_id) const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   const auto found = cancels_.find(request_id);
   return found == cancels_.end() ? absl::InfinitePast() : found->second;
 }
 
 bool FakeEngine::in_flight(std::string_view request_id) const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   return std::any_of(requests_.begin(), requests_.end(), [&](const auto& running) {
     return running->request.request_id == request_id;
   });
 }
 
 std::optional<runtime::GenerateRequest> FakeEngine::last_request() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   return last_request_;
 }
 
@@ -137,7 +138,7 @@ absl::StatusOr<RequestId> FakeEngine::Submit(runtime::GenerateRequest request,
                                              std::shared_ptr<runtime::GenerateSink> sink) {
   const int64_t prompt_tokens = PromptTokens(request.prompt);
   RETURN_IF_ERROR(Check(request, prompt_tokens));
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   if (draining_.load() || stopped_.load()) {
     return WithReason(absl::UnavailableError("draining"), "DRAINING");
   }
@@ -167,7 +168,7 @@ absl::StatusOr<RequestId> FakeEngine::Submit(runtime::GenerateRequest request,
 }
 
 void FakeEngine::Cancel(RequestId id) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   for (const auto& running : requests_) {
     if (running->id != id) continue;
     running->cancelled = true;
@@ -176,7 +177,7 @@ void FakeEngine::Cancel(RequestId id) {
 }
 
 bool FakeEngine::Abort(std::string_view request_id) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   for (const auto& running : requests_) {
     if (running->request.request_id != request_id) continue;
     running->aborted = true;
@@ -217,7 +218,7 @@ absl::StatusOr<std::string> FakeEngine::Detokenize(const std::vector<TokenId>& i
 
 absl::StatusOr<runtime::ShareReply> FakeEngine::SetCpuShare(const runtime::ShareUpdate& update) {
   RETURN_IF_ERROR(update.table.Validate());
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   runtime::ShareReply reply;
   const bool other_lease = absl::Now() < lease_end_ &&
                            share_.controller_id != update.controller_id &&
@@ -247,7 +248,7 @@ runtime::ShareState FakeEngine::ShareLocked() const {
 }
 
 runtime::ShareState FakeEngine::share() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   return ShareLocked();
 }
 
@@ -263,13 +264,13 @@ absl::Status FakeEngine::SetLinkPace(double bytes_per_s) {
   if (!fake_.link_simulated) {
     return absl::FailedPreconditionError("the link is real; its pace cannot be set");
   }
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   state_.link_pace_bytes_per_s = bytes_per_s;
   return absl::OkStatus();
 }
 
 runtime::EngineState FakeEngine::state() const {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   runtime::EngineState state = state_;
   const int total = static_cast<int>(requests_.size());
   state.running_requests = std::min(total, fake_.max_sequences);
@@ -278,12 +279,8 @@ runtime::EngineState FakeEngine::state() const {
 }
 
 bool FakeEngine::AwaitIdle(absl::Duration timeout) {
-  absl::MutexLock lock(&mutex_);
-  return mutex_.AwaitWithTimeout(absl::Condition(
-                                     +[](FakeEngine* engine) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
-                                          engine->mutex_) { return engine->requests_.empty(); },
-                                     this),
-                                 timeout);
+  std::unique_lock lock(mutex_);
+  return TimedWait(idle_, lock, timeout, [this] { return requests_.empty(); });
 }
 
 void FakeEngine::Stop() {
@@ -291,8 +288,9 @@ void FakeEngine::Stop() {
   if (thread_.joinable()) thread_.join();
   std::vector<std::shared_ptr<Running>> left;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     left.swap(requests_);
+    idle_.notify_all();
   }
   for (const auto& running : left) {
     Done(*running, WithReason(absl::UnavailableError("the worker is shutting down"), "DRAINING"),
@@ -315,7 +313,7 @@ void FakeEngine::StepAll() {
   std::vector<std::shared_ptr<Running>> batch;
   runtime::StepStats stats;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     const size_t count = std::min(requests_.size(), static_cast<size_t>(fake_.max_sequences));
     batch.assign(requests_.begin(), requests_.begin() + static_cast<std::ptrdiff_t>(count));
     if (batch.empty()) return;
@@ -348,7 +346,7 @@ void FakeEngine::Step(Running& running) {
   bool cancelled = false;
   bool aborted = false;
   {
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     cancelled = running.cancelled;
     aborted = running.aborted;
   }
@@ -370,7 +368,7 @@ void FakeEngine::Step(Running& running) {
     event.text = fake_.echo ? running.echo : fake_.words[index];
     event.tokens = {static_cast<TokenId>(index + 1)};
     ++running.generated;
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     ++state_.generated_tokens_total;
   }
   event.usage.generated_tokens = running.generated;
@@ -406,8 +404,9 @@ void FakeEngine::Done(const Running& running, const absl::Status& status,
                       std::optional<runtime::FinishReason> reason) {
   {
     // Before the client hears of it: it may use the id again.
-    absl::MutexLock lock(&mutex_);
+    std::lock_guard lock(mutex_);
     std::erase_if(requests_, [&](const auto& other) { return other.get() == &running; });
+    if (requests_.empty()) idle_.notify_all();
   }
   if (observer_ != nullptr) {
     runtime::RequestTimes times;

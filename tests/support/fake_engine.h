@@ -3,9 +3,11 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,7 +17,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "engine/runtime/engine.h"
 
@@ -109,7 +110,8 @@ class FakeEngine final : public runtime::Engine {
   std::atomic<int> slow_consumers_{0};
   std::atomic<int64_t> heartbeat_ns_;
 
-  mutable absl::Mutex mutex_;
+  mutable std::mutex mutex_;
+  std::condition_variable idle_;  // requests_ has become empty
   RequestId next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::vector<std::shared_ptr<Running>> requests_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, absl::Time, std::less<>> cancels_ ABSL_GUARDED_BY(mutex_);
