@@ -63,8 +63,8 @@ class LinkPump {
   bool AwaitDone(absl::Duration timeout);
   // Of the last step; call after AwaitDone and after the upload queue is idle.
   const std::deque<CopyRecord>& copies() const { return copies_; }
-  // Engine thread: ends the pump's thread, for good. From then on nothing is submitted here; what has
-  // been may still run. The step must have been aborted or have ended.
+  // Engine thread: ends the pump's thread, for good. From then on nothing is submitted here; what
+  // has been may still run. The step must have been aborted or have ended.
   void Stop();
   // After a step that failed, with all queues idle: takes every slot back.
   void ResetRing();

@@ -28,10 +28,13 @@ void Buffer::Reset() {
 void AwaitIdle(std::initializer_list<Queue*> queues, std::string_view who) {
   for (Queue* queue : queues) {
     const Event last = queue->Record();
-    while (!last.Wait(absl::Seconds(10)).ok()) {
-      Log(LogLevel::kError, "memory cannot be freed while a queue works",
-          {{"of", std::string(who)}, {"queue", std::string(queue->name())}});
-    }
+    absl::Status idle;
+    do {
+      idle = last.Wait(absl::Seconds(10));
+      if (idle.ok()) break;
+      Log(LogLevel::kError, "memory is to be freed while a queue works",
+          {{"of", std::string(who)}, {"status", idle.ToString()}});
+    } while (absl::IsDeadlineExceeded(idle));  // Else the queue is broken and does nothing more.
   }
 }
 
