@@ -1,0 +1,89 @@
+"""Checks the files in tests/bench/results against the format that every figure of the project has.
+
+A file whose engine_hash is not that of engine/** was measured with other code: that is printed as a
+warning, since the figures still say what they say of their commit.
+"""
+import json
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import source_version  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "tests" / "bench" / "results"
+
+TOP = {"benchmark": str, "machine": str, "commit": str, "engine_hash": str, "command": str,
+       "ceilings": dict, "rows": list}
+CEILINGS = {"c0_gbps", "c1_gbps", "p0_gbps", "p1_gbps", "workers", "device_gbps"}
+ROWS = {
+    "decode": {"model": str, "weights": str, "context_tokens": int, "batch": int,
+               "aggregate_tokens": int, "policy": str, "cut": str, "share": float,
+               "spilled_bytes": int, "step_ms": float, "step_ms_min": float, "step_ms_max": float,
+               "floor_ms": float, "dense_ms": float, "tokens_per_s": float, "moved_bytes": int,
+               "device_bytes_peak": int, "host_bytes_peak": int, "kv_fill": str, "resident": bool},
+    "cpu_attention": {"model": str, "isa": str, "context_tokens": int, "threads": int,
+                      "gbps": float, "dram_read_gbps": float, "link_busy": bool},
+}
+SPILLED_LABEL_BYTES = 2 << 30
+
+
+def problems(data):
+    """What is wrong with one result file's content; nothing when it keeps the format."""
+    found = []
+    for key, kind in TOP.items():
+        if not isinstance(data.get(key), kind):
+            found.append(f"{key} is not a {kind.__name__}")
+    if found:
+        return found
+    fields = ROWS.get(data["benchmark"])
+    if fields is None:
+        return found if data["rows"] else [f"no rows of benchmark {data['benchmark']}"]
+    if data["benchmark"] == "decode" and not CEILINGS <= set(data["ceilings"]):
+        found.append(f"ceilings lack {sorted(CEILINGS - set(data['ceilings']))}")
+    for number, row in enumerate(data["rows"]):
+        for key, kind in fields.items():
+            value = row.get(key)
+            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+                continue
+            if not isinstance(value, kind):
+                found.append(f"row {number}: {key} is {value!r}, not a {kind.__name__}")
+        if found:
+            continue
+        if data["benchmark"] == "decode":
+            if not row["step_ms_min"] <= row["step_ms"] <= row["step_ms_max"]:
+                found.append(f"row {number}: step_ms is not between its least and its most")
+            if row["resident"] != (row["spilled_bytes"] < SPILLED_LABEL_BYTES):
+                found.append(f"row {number}: resident is not what spilled_bytes says")
+    return found
+
+
+class ResultsTest(unittest.TestCase):
+    def test_every_file_keeps_the_format(self):
+        current = source_version.engine_hash(ROOT)
+        for path in sorted(RESULTS.glob("*.json")):
+            data = json.loads(path.read_text())
+            self.assertEqual(problems(data), [], path.name)
+            if data["engine_hash"] != current:
+                print(f"warning: {path.name} was measured with another engine/ "
+                      f"({data['engine_hash']}, now {current})")
+
+    def test_a_wrong_file_is_noticed(self):
+        self.assertTrue(problems({}))
+        good = {key: kind() for key, kind in TOP.items()}
+        good["benchmark"] = "decode"
+        good["ceilings"] = dict.fromkeys(CEILINGS, 1)
+        row = {key: kind() for key, kind in ROWS["decode"].items()}
+        row["resident"] = True
+        good["rows"] = [row]
+        self.assertEqual(problems(good), [])
+        for key in ROWS["decode"]:
+            bad = dict(good, rows=[{k: v for k, v in row.items() if k != key}])
+            self.assertTrue(problems(bad), key)
+        self.assertTrue(problems(dict(good, rows=[dict(row, step_ms=2.0, step_ms_max=1.0)])))
+        self.assertTrue(problems(dict(good, rows=[dict(row, spilled_bytes=3 << 30)])))
+
+
+if __name__ == "__main__":
+    unittest.main()
