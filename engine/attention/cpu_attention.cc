@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<CpuAttention>> CpuAttention::Create(const Options
 
 CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
     : options_(options),
-      variant_(kernels::ActiveAttentionVariant()),
+      variant_(kernels::ActiveAttentionVariant(options.products)),
       claim_blocks_(std::max<int64_t>(1, kClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
       workers_(static_cast<size_t>(options.num_workers)),

@@ -25,6 +25,7 @@ class CpuAttention {
     int num_workers = 1;
     // A worker that finds no query naps this long between looks; 0 keeps it spinning.
     absl::Duration nap = absl::Microseconds(20);
+    kernels::AttentionProducts products = kernels::AttentionProducts::kF32;
   };
   static int64_t HostBytes(const Options& options);
   static absl::StatusOr<std::unique_ptr<CpuAttention>> Create(const Options& options,

@@ -1,6 +1,7 @@
 #include "engine/base/cpu_features.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +19,30 @@
 namespace writescope {
 namespace {
 
-constexpr CpuIsa kAllIsas[] = {CpuIsa::kGeneric, CpuIsa::kAvx2, CpuIsa::kAvx512};
+constexpr CpuIsa kAllIsas[] = {CpuIsa::kGeneric, CpuIsa::kAvx2, CpuIsa::kAvx512,
+                               CpuIsa::kAvx512Bf16, CpuIsa::kAmx};
+
+// Linux hands out the tile registers, 8 KiB of state a thread, on request only.
+bool RequestAmxTiles() {
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, which older headers lack.
+  constexpr int kTileData = 18;               // Number of the state component
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+CpuIsa Detect() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return CpuIsa::kGeneric;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
+    return CpuIsa::kAvx2;
+  }
+  if (!__builtin_cpu_supports("avx512bf16")) return CpuIsa::kAvx512;
+  if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16") ||
+      !RequestAmxTiles()) {
+    return CpuIsa::kAvx512Bf16;
+  }
+  return CpuIsa::kAmx;
+}
 
 std::string ReadLine(const std::string& path) {
   std::ifstream file(path);
@@ -81,6 +105,10 @@ std::string_view CpuIsaName(CpuIsa isa) {
       return "avx2";
     case CpuIsa::kAvx512:
       return "avx512";
+    case CpuIsa::kAvx512Bf16:
+      return "avx512bf16";
+    case CpuIsa::kAmx:
+      return "amx";
   }
   return "unknown";
 }
@@ -92,14 +120,11 @@ std::optional<CpuIsa> ParseCpuIsa(std::string_view name) {
   return std::nullopt;
 }
 
+std::span<const CpuIsa> AllCpuIsas() { return kAllIsas; }
+
 CpuIsa DetectedCpuIsa() {
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return CpuIsa::kGeneric;
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return CpuIsa::kAvx512;
-  }
-  return CpuIsa::kAvx2;
+  static const CpuIsa detected = Detect();
+  return detected;
 }
 
 CpuIsa ActiveCpuIsa() {
@@ -108,7 +133,7 @@ CpuIsa ActiveCpuIsa() {
     if (forced == nullptr) return DetectedCpuIsa();
     const std::optional<CpuIsa> isa = ParseCpuIsa(forced);
     CHECK(isa.has_value()) << "WRITESCOPE_FORCE_ISA is '" << forced
-                           << "'; it may be generic, avx2 or avx512";
+                           << "'; it may be generic, avx2, avx512, avx512bf16 or amx";
     CHECK(*isa <= DetectedCpuIsa())
         << "WRITESCOPE_FORCE_ISA asks for '" << forced << "', this processor offers up to '"
         << std::string(CpuIsaName(DetectedCpuIsa())) << "'";

@@ -2,21 +2,27 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string_view>
 
 namespace writescope {
 
 // In rising order: each level includes those before it.
-enum class CpuIsa { kGeneric, kAvx2, kAvx512 };
+enum class CpuIsa { kGeneric, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 std::string_view CpuIsaName(CpuIsa isa);
 std::optional<CpuIsa> ParseCpuIsa(std::string_view name);
 
-// The best level the processor and the operating system support.
+// All of them, in order.
+std::span<const CpuIsa> AllCpuIsas();
+
+// The best level the processor and the operating system support. Asks the system, once, for the
+// right to use the tile registers of AMX, which every thread of the process then has.
 CpuIsa DetectedCpuIsa();
 
-// DetectedCpuIsa(), or the level named by WRITESCOPE_FORCE_ISA (generic, avx2, avx512). A forced
-// level that is unknown or not supported ends the process: a silent fallback would hide it.
+// DetectedCpuIsa(), or the level named by WRITESCOPE_FORCE_ISA (generic, avx2, avx512,
+// avx512bf16, amx). A forced level that is unknown or not supported ends the process: a silent
+// fallback would hide it.
 CpuIsa ActiveCpuIsa();
 
 // Cores this process may use: the smaller of its affinity mask and its cgroup's CPU quota (v2 and

@@ -36,6 +36,9 @@ struct AttentionPartialArgsT {
   bool value_in_key = false;
   KvDtype dtype = KvDtype::kBf16;
   std::span<const KvHeadBlock> blocks;
+  // What this thread attends to after the call, or null: fetched towards the core meanwhile. Its
+  // bytes change no result.
+  const KvHeadBlock* next = nullptr;
   int num_rows = 0;
   const float* const* q = nullptr;   // [num_rows] -> [k_dim], scaled, zero in the padding
   const int64_t* visible = nullptr;  // [num_rows]: a row sees positions below this; null is all.
@@ -48,16 +51,23 @@ using AttentionPartialArgs = AttentionPartialArgsT<float>;
 // Scalar, two passes, in double.
 void AttentionPartialRef(const AttentionPartialArgsT<double>& args);
 
+// What a variant multiplies where KV is bf16; sums are always f32.
+//   kF32   queries and weights as they are
+//   kBf16  both rounded to bf16, as a device's tensor cores have them: weights stray by up to 2^-8
+enum class AttentionProducts { kF32, kBf16 };
+
 struct AttentionVariant {
   std::string_view name;
   CpuIsa isa;
+  AttentionProducts products;
   // Single-threaded; allocates nothing.
   void (*run)(const AttentionPartialArgs&);
 };
 // Every variant compiled in, the plainest first. Those above DetectedCpuIsa() must not be run.
 std::span<const AttentionVariant> AttentionVariants();
-// The variant for ActiveCpuIsa().
-const AttentionVariant& ActiveAttentionVariant();
+// The best for ActiveCpuIsa(): with kF32 the best that rounds nothing, with kBf16 the best of all.
+const AttentionVariant& ActiveAttentionVariant(
+    AttentionProducts products = AttentionProducts::kF32);
 
 // Turns a running state into a partial: out = o / l and lse = m + log2(l); empty gives 0 and -inf.
 template <typename T>

@@ -13,6 +13,7 @@ struct FlatAttentionArgs {
   bool is_f32;
   const KvHeadBlock* blocks;
   int64_t num_blocks;
+  const KvHeadBlock* next;
   int num_rows;
   const float* const* q;
   const int64_t* visible;
@@ -24,5 +25,7 @@ struct FlatAttentionArgs {
 void AttentionPartialGeneric(const FlatAttentionArgs& args);
 void AttentionPartialAvx2(const FlatAttentionArgs& args);
 void AttentionPartialAvx512(const FlatAttentionArgs& args);
+void AttentionPartialAvx512Bf16(const FlatAttentionArgs& args);
+void AttentionPartialAmx(const FlatAttentionArgs& args);
 
 }  // namespace writescope::kernels

@@ -11,12 +11,12 @@
 #pragma once
 
 #include "engine/kernels/attention_partial_flat.h"
+#include "engine/kernels/attention_rows_vec.h"
 #include "engine/kernels/simd_vec.h"
 
 namespace writescope::kernels {
 namespace {
 
-constexpr int kGroupRows = 4;
 // Vectors of scores or of output dims that a group holds: 4 x 4 accumulators fill half of the 32
 // registers of AVX-512, 4 x 2 half of the 16 of the others.
 constexpr int kGroupVecs = kVectorBytes == 64 ? 4 : 2;
@@ -27,7 +27,6 @@ constexpr int kBlockVecs = kBlockTokens / kLanes;
 // With value_in_key: output dims that are transposed at a time (16 KiB), and rows that share them.
 constexpr int kValueDims = 64;
 constexpr int kPanelRows = 32;
-constexpr float kMinusInf = -__builtin_inff();
 
 struct Bf16Words {
   static constexpr int kValues = 2;
@@ -109,37 +108,6 @@ inline void ScoreBlock(const std::byte* k, int k_dim, int num_tiles, const float
       }
     }
   }
-}
-
-// Turns the first `count` scores of a row into 2^(score - m) and moves its running maximum and sum
-// on. Returns the factor for what was summed before. Scores from `count` on are not read by anyone
-// later.
-inline float SoftmaxRow(float* scores, int count, float* m, float* l) {
-  constexpr IntVec kLane = LaneNumbers(LaneIndices());
-  const int num_vecs = (count + kLanes - 1) / kLanes;
-  if (count % kLanes != 0) {
-    float* last = scores + (num_vecs - 1) * kLanes;
-    Store(last, kLane < count % kLanes ? Load(last) : Vec{} + kMinusInf);
-  }
-  Vec best = Vec{} + kMinusInf;
-  for (int v = 0; v < num_vecs; ++v) {
-    const Vec score = Load(scores + v * kLanes);
-    best = score > best ? score : best;  // A NaN is passed over here; it comes back by its 2^NaN.
-  }
-  const float m_old = *m;
-  const float block_max = MaxOfLanes(best);
-  const float m_new = block_max > m_old ? block_max : m_old;
-  const float base = m_new == kMinusInf ? 0.0f : m_new;  // (-inf) - (-inf) would be NaN.
-  Vec sum = Vec{};
-  for (int v = 0; v < num_vecs; ++v) {
-    const Vec power = Exp2(Load(scores + v * kLanes) - base);
-    Store(scores + v * kLanes, power);
-    sum += power;
-  }
-  const float factor = m_new == m_old ? 1.0f : Exp2(Vec{} + (m_old - base))[0];
-  *m = m_new;
-  *l = *l * factor + SumOfLanes(sum);
-  return factor;
 }
 
 // o[row][d] = o[row][d] * factor[row] + sum of p[row][t] * V[t][d] over tokens [begin, end), for
@@ -272,14 +240,6 @@ inline void TransposeKeys(const std::byte* k, int k_dim, int num_tiles, int firs
   }
 }
 
-// Slots of `block` that a row sees.
-inline int SeenTokens(const FlatAttentionArgs& args, const KvHeadBlock& block, int row) {
-  if (args.visible == nullptr) return block.num_tokens;
-  const int64_t seen = args.visible[row] - block.first_position;
-  if (seen <= 0) return 0;
-  return seen < block.num_tokens ? static_cast<int>(seen) : block.num_tokens;
-}
-
 // What a panel of rows keeps between the scores of a block and its values.
 struct Panel {
   float p[kPanelRows][kBlockTokens];
@@ -307,18 +267,6 @@ inline bool ScoreGroup(const FlatAttentionArgs& args, const KvHeadBlock& block, 
         SoftmaxRow(panel.p[slot + r], panel.counts[slot + r], args.m[row + r], args.l[row + r]);
   }
   return true;
-}
-
-// Calls body.template operator()<kRows>(row) for groups that cover [first, last).
-template <typename Body>
-inline void ForRowGroups(int first, int last, const Body& body) {
-  int row = first;
-  for (; row + kGroupRows <= last; row += kGroupRows) body.template operator()<kGroupRows>(row);
-  if (row + 2 <= last) {
-    body.template operator()<2>(row);
-    row += 2;
-  }
-  if (row < last) body.template operator()<1>(row);
 }
 
 // One block whose values have a plane of their own. The next block is fetched meanwhile, line for
@@ -370,7 +318,7 @@ inline void AttendBlocks(const FlatAttentionArgs& args) {
   alignas(64) float values[kBlockTokens * kValueDims];
   for (int64_t i = 0; i < args.num_blocks; ++i) {
     const KvHeadBlock& block = args.blocks[i];
-    const KvHeadBlock* next = i + 1 < args.num_blocks ? &args.blocks[i + 1] : nullptr;
+    const KvHeadBlock* next = i + 1 < args.num_blocks ? &args.blocks[i + 1] : args.next;
     if (!args.value_in_key) {
       AttendBlock<Words>(args, block, next, panel);
       continue;

@@ -51,6 +51,19 @@ WRITESCOPE_INLINE Vec LoadBf16(const uint16_t* from) {
   return reinterpret_cast<Vec>(__builtin_convertvector(halves, WordVec) << 16);
 }
 
+// Writes kLanes values as bf16, rounded to nearest, ties to even; NaN stays NaN.
+WRITESCOPE_INLINE void StoreBf16(std::byte* to, Vec value) {
+#ifdef __AVX512BF16__
+  const auto halves = reinterpret_cast<HalfVec>(__builtin_ia32_cvtneps2bf16_v16sf(value));
+#else
+  const WordVec bits = reinterpret_cast<WordVec>(value);
+  const WordVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const WordVec quiet = (bits >> 16) | 0x40u;
+  const HalfVec halves = __builtin_convertvector(value == value ? rounded : quiet, HalfVec);
+#endif
+  *reinterpret_cast<HalfVecInMemory*>(to) = halves;
+}
+
 template <int... i>
 WRITESCOPE_INLINE constexpr IntVec LaneNumbers(std::integer_sequence<int, i...>) {
   return IntVec{i...};

@@ -17,6 +17,7 @@ void RunAttention(const AttentionPartialArgs& args) {
         .is_f32 = args.dtype == KvDtype::kF32,
         .blocks = args.blocks.data(),
         .num_blocks = static_cast<int64_t>(args.blocks.size()),
+        .next = args.next,
         .num_rows = args.num_rows,
         .q = args.q,
         .visible = args.visible,
@@ -25,29 +26,37 @@ void RunAttention(const AttentionPartialArgs& args) {
         .l = args.l});
 }
 
-template <typename Variant>
-const Variant& Active(std::span<const Variant> variants) {
+// The last entry up to the active instruction set that `allowed` takes.
+template <typename Variant, typename Allowed>
+const Variant& Active(std::span<const Variant> variants, const Allowed& allowed) {
+  const Variant* active = &variants.front();  // The plainest runs everywhere and rounds nothing.
   for (const Variant& variant : variants) {
-    if (variant.isa == ActiveCpuIsa()) return variant;
+    if (variant.isa <= ActiveCpuIsa() && allowed(variant)) active = &variant;
   }
-  CHECK(false) << "no variant for " << std::string(CpuIsaName(ActiveCpuIsa()));
-  return variants.front();
+  return *active;
 }
 
 }  // namespace
 
 std::span<const AttentionVariant> AttentionVariants() {
+  constexpr AttentionProducts kF32 = AttentionProducts::kF32, kBf16 = AttentionProducts::kBf16;
   static constexpr AttentionVariant kVariants[] = {
-      {"generic", CpuIsa::kGeneric, RunAttention<AttentionPartialGeneric>},
-      {"avx2", CpuIsa::kAvx2, RunAttention<AttentionPartialAvx2>},
-      {"avx512", CpuIsa::kAvx512, RunAttention<AttentionPartialAvx512>},
+      {"generic", CpuIsa::kGeneric, kF32, RunAttention<AttentionPartialGeneric>},
+      {"avx2", CpuIsa::kAvx2, kF32, RunAttention<AttentionPartialAvx2>},
+      {"avx512", CpuIsa::kAvx512, kF32, RunAttention<AttentionPartialAvx512>},
+      {"avx512bf16", CpuIsa::kAvx512Bf16, kBf16, RunAttention<AttentionPartialAvx512Bf16>},
   };
   return kVariants;
 }
 
-const AttentionVariant& ActiveAttentionVariant() {
-  static const AttentionVariant& active = Active(AttentionVariants());
-  return active;
+const AttentionVariant& ActiveAttentionVariant(AttentionProducts products) {
+  const auto is_exact = [](const AttentionVariant& variant) {
+    return variant.products == AttentionProducts::kF32;
+  };
+  static const AttentionVariant& exact = Active(AttentionVariants(), is_exact);
+  static const AttentionVariant& best =
+      Active(AttentionVariants(), [](const AttentionVariant&) { return true; });
+  return products == AttentionProducts::kF32 ? exact : best;
 }
 
 std::span<const SmallGemmVariant> SmallGemmVariants() {
@@ -60,7 +69,8 @@ std::span<const SmallGemmVariant> SmallGemmVariants() {
 }
 
 const SmallGemmVariant& ActiveSmallGemmVariant() {
-  static const SmallGemmVariant& active = Active(SmallGemmVariants());
+  static const SmallGemmVariant& active =
+      Active(SmallGemmVariants(), [](const SmallGemmVariant&) { return true; });
   return active;
 }
 

@@ -162,6 +162,10 @@ void AskForNeedles(const std::vector<int>& wanted, AttentionProblem* problem) {
   }
 }
 
+void RoundQueries(AttentionProblem* problem) {
+  for (float& value : problem->q) value = Representable(value, KvDtype::kBf16);
+}
+
 DenseAnswer AnswerDensely(const AttentionProblem& problem) {
   const AttentionShape& shape = problem.shape;
   DenseAnswer answer;

@@ -6,6 +6,8 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "engine/kernels/attention_partial.h"
@@ -62,6 +64,8 @@ AttentionProblem NeedleProblem(const AttentionShape& shape, std::mt19937_64& rng
 // Row r looks for token `wanted[r]`, and finds it: every other score is over 126 lower, so its
 // weight is exactly 0 and the output is V of that token in every bit.
 void AskForNeedles(const std::vector<int>& wanted, AttentionProblem* problem);
+// Queries that bf16 represents: an implementation that rounds them then has the same scores.
+void RoundQueries(AttentionProblem* problem);
 
 // Finished partials.
 template <typename T>
@@ -101,7 +105,19 @@ class RunningStates {
   std::vector<const float*> q_rows_;
 };
 
-using RunAttention = std::function<void(const kernels::AttentionPartialArgs&)>;
+// An implementation, and what it multiplies.
+struct RunAttention {
+  using Run = std::function<void(const kernels::AttentionPartialArgs&)>;
+  template <typename F>
+  requires std::is_invocable_v<F, const kernels::AttentionPartialArgs&> RunAttention(
+      F f,  // NOLINT: implicit, as of std::function
+      kernels::AttentionProducts p = kernels::AttentionProducts::kF32)
+      : run(std::move(f)), products(p) {}
+  void operator()(const kernels::AttentionPartialArgs& args) const { run(args); }
+
+  Run run;
+  kernels::AttentionProducts products;
+};
 
 // The layers of checks that an implementation must pass for a shape. Each returns what is wrong, or
 // nothing. They cut the tokens into blocks, and the blocks into calls, at random.

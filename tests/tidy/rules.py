@@ -82,7 +82,7 @@ CMAKE_PACKAGES = (
     ("CUDA::", "cuda"), ("GTest::", "gtest"), ("benchmark::", "benchmark"),
 )
 ISA_FLAG = re.compile(r"-m(?:avx|amx|fma|f16c|bmi|sse|arch=|cpu=)[\w.=-]*")
-ISA_SUFFIX = re.compile(r"_(?:avx2|avx512|amx)(?:_\w+)?\.(?:cc|h)$")
+ISA_SUFFIX = re.compile(r"_(?:avx2|avx512(?:bf16)?|amx)(?:_\w+)?\.(?:cc|h)$")
 
 
 def _matches(path, prefixes):

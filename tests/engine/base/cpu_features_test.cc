@@ -11,7 +11,7 @@ namespace writescope {
 namespace {
 
 TEST(CpuFeatures, NamesAndLevels) {
-  for (const CpuIsa isa : {CpuIsa::kGeneric, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+  for (const CpuIsa isa : AllCpuIsas()) {
     EXPECT_EQ(ParseCpuIsa(CpuIsaName(isa)), isa);
   }
   EXPECT_EQ(ParseCpuIsa("sse9"), std::nullopt);
@@ -34,7 +34,7 @@ class ForcedIsaDeathTest : public ::testing::Test {
 };
 
 TEST_F(ForcedIsaDeathTest, EveryLevelUpToTheProcessors) {
-  for (const CpuIsa isa : {CpuIsa::kGeneric, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+  for (const CpuIsa isa : AllCpuIsas()) {
     const std::string name(CpuIsaName(isa));
     if (isa <= DetectedCpuIsa()) {
       EXPECT_EXIT(ExitWithActive(name.c_str()), ::testing::ExitedWithCode(0), "active " + name);
@@ -45,7 +45,7 @@ TEST_F(ForcedIsaDeathTest, EveryLevelUpToTheProcessors) {
 }
 
 TEST_F(ForcedIsaDeathTest, UnknownLevelEndsTheProcess) {
-  EXPECT_DEATH(ExitWithActive("avx9000"), "'avx9000'; it may be generic, avx2 or avx512");
+  EXPECT_DEATH(ExitWithActive("avx9000"), "'avx9000'; it may be generic, avx2, avx512, avx512bf16 or amx");
   EXPECT_DEATH(ExitWithActive(""), "WRITESCOPE_FORCE_ISA is ''");
 }
 

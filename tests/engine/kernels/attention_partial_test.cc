@@ -95,7 +95,7 @@ class AttentionVariantTest : public testing::TestWithParam<AttentionVariant> {
       GTEST_SKIP() << GetParam().name << ": this processor does not offer it";
     }
   }
-  RunAttention run() const { return GetParam().run; }
+  RunAttention run() const { return {GetParam().run, GetParam().products}; }
 };
 
 TEST_P(AttentionVariantTest, FindsEveryNeedle) {
@@ -145,6 +145,38 @@ TEST_P(AttentionVariantTest, ARowDoesNotDependOnItsCompany) {
             << shape.Name() << " row " << r;
       }
     }
+  }
+}
+
+// Where a variant rounds queries to bf16, a score strays by the sum of its products' errors: each
+// is at most 2^-8 of its product and independent of the others, so by less than sigma * 2^-8 /
+// sqrt(3) in the root of the mean square. One that rounded keys too, or cut instead of rounding, is
+// off by more.
+TEST_P(AttentionVariantTest, ScoresStrayByNoMoreThanTheQuerysRounding) {
+  std::mt19937_64 rng(TestSeed());
+  for (const bool latent : {false, true}) {
+    const AttentionShape shape{128, 128, latent, KvDtype::kBf16, 16, 64};
+    constexpr double kSigma = 4;
+    double square_sum = 0;
+    int count = 0;
+    for (int i = 0; i < 16; ++i) {
+      const AttentionProblem problem = RandomProblem(shape, kSigma, false, rng);
+      const TiledKv kv(shape, problem.k, problem.v, {64});
+      RunningStates<float> states(shape.num_rows, shape.v_dim);
+      run()(states.Args(problem, kv.blocks()));
+      for (int r = 0; r < shape.num_rows; ++r, ++count) {
+        double best = -std::numeric_limits<double>::infinity();
+        for (int t = 0; t < 64; ++t) {
+          double score = 0;
+          for (int d = 0; d < 128; ++d) {
+            score += static_cast<double>(problem.q[r * 128 + d]) * problem.k[t * 128 + d];
+          }
+          best = std::max(best, score);
+        }
+        square_sum += (states.m()[r] - best) * (states.m()[r] - best);
+      }
+    }
+    EXPECT_LT(std::sqrt(square_sum / count), kSigma * 0x1p-8 / std::sqrt(3.0));
   }
 }
 
@@ -269,13 +301,15 @@ TEST_P(AttentionVariantTest, ScoresThatAreInfinitelyLowWeighNothing) {
 TEST_P(AttentionVariantTest, ALostTokenIsFound) {
   std::mt19937_64 rng(TestSeed());
   const RunAttention right = run();
-  const RunAttention loses_one = [&](const AttentionPartialArgs& args) {
-    std::vector<KvHeadBlock> blocks(args.blocks.begin(), args.blocks.end());
-    for (KvHeadBlock& block : blocks) block.num_tokens = std::max(0, block.num_tokens - 1);
-    AttentionPartialArgs wrong = args;
-    wrong.blocks = blocks;
-    right(wrong);
-  };
+  const RunAttention loses_one(
+      [&](const AttentionPartialArgs& args) {
+        std::vector<KvHeadBlock> blocks(args.blocks.begin(), args.blocks.end());
+        for (KvHeadBlock& block : blocks) block.num_tokens = std::max(0, block.num_tokens - 1);
+        AttentionPartialArgs wrong = args;
+        wrong.blocks = blocks;
+        right(wrong);
+      },
+      right.products);
   for (const AttentionShape& shape : AttentionShapes()) {
     if (shape.num_tokens == 0) continue;
     EXPECT_NE(FaultWithFlatScores(loses_one, shape, rng), "") << shape.Name();
@@ -292,24 +326,72 @@ TEST_P(AttentionVariantTest, ASwappedPairOfTokensIsFound) {
     const int bytes = KvDtypeBytes(dtype);
     for (const int num_tokens : {2, 17, 64, 255}) {
       const AttentionShape shape{64, 64, false, dtype, 4, num_tokens};
-      const RunAttention swaps = [&](const AttentionPartialArgs& args) {
-        // Tokens 0 and 1 of each block change places in V, not in K.
-        std::vector<KvHeadBlock> blocks(args.blocks.begin(), args.blocks.end());
-        std::vector<std::vector<std::byte>> planes;
-        for (KvHeadBlock& block : blocks) {
-          planes.emplace_back(block.v, block.v + 64 * 64 * bytes);
-          for (int d = 0; d < 64 && block.num_tokens > 1; ++d) {
-            std::swap_ranges(&planes.back()[VIndex(0, d, 64, values) * bytes],
-                             &planes.back()[VIndex(0, d, 64, values) * bytes] + bytes,
-                             &planes.back()[VIndex(1, d, 64, values) * bytes]);
-          }
-          block.v = planes.back().data();
-        }
-        AttentionPartialArgs wrong = args;
-        wrong.blocks = blocks;
-        right(wrong);
-      };
+      const RunAttention swaps(
+          [&](const AttentionPartialArgs& args) {
+            // Tokens 0 and 1 of each block change places in V, not in K.
+            std::vector<KvHeadBlock> blocks(args.blocks.begin(), args.blocks.end());
+            std::vector<std::vector<std::byte>> planes;
+            for (KvHeadBlock& block : blocks) {
+              planes.emplace_back(block.v, block.v + 64 * 64 * bytes);
+              for (int d = 0; d < 64 && block.num_tokens > 1; ++d) {
+                std::swap_ranges(&planes.back()[VIndex(0, d, 64, values) * bytes],
+                                 &planes.back()[VIndex(0, d, 64, values) * bytes] + bytes,
+                                 &planes.back()[VIndex(1, d, 64, values) * bytes]);
+              }
+              block.v = planes.back().data();
+            }
+            AttentionPartialArgs wrong = args;
+            wrong.blocks = blocks;
+            right(wrong);
+          },
+          right.products);
       EXPECT_NE(FirstFault(swaps, shape, rng), "") << shape.Name();
+    }
+  }
+}
+
+// Within a whole block, which some variants treat apart: one token twice, and another not at all.
+TEST_P(AttentionVariantTest, ATokenInPlaceOfAnotherIsFound) {
+  std::mt19937_64 rng(TestSeed());
+  const RunAttention right = run();
+  for (const bool latent : {false, true}) {
+    for (const KvDtype dtype : {KvDtype::kBf16, KvDtype::kF32}) {
+      const AttentionShape shape{96, 64, latent, dtype, 8, 64};
+      const int values = KvWordValues(dtype), bytes = KvDtypeBytes(dtype);
+      for (const int lost : {0, 31, 46, 63}) {
+        const RunAttention doubles(
+            [&](const AttentionPartialArgs& args) {
+              std::vector<KvHeadBlock> blocks(args.blocks.begin(), args.blocks.end());
+              std::vector<std::vector<std::byte>> planes;
+              for (KvHeadBlock& block : blocks) {
+                auto& k = planes.emplace_back(block.k, block.k + 64 * 96 * bytes);
+                for (int d = 0; d < 96; ++d) {
+                  std::memcpy(&k[KIndex(lost, d, 96, values) * bytes],
+                              &k[KIndex(lost ^ 1, d, 96, values) * bytes], bytes);
+                }
+                block.k = k.data();
+                if (latent) continue;
+                auto& v = planes.emplace_back(block.v, block.v + 64 * 64 * bytes);
+                for (int d = 0; d < 64; ++d) {
+                  std::memcpy(&v[VIndex(lost, d, 64, values) * bytes],
+                              &v[VIndex(lost ^ 1, d, 64, values) * bytes], bytes);
+                }
+                block.v = v.data();
+              }
+              AttentionPartialArgs wrong = args;
+              wrong.blocks = blocks;
+              right(wrong);
+            },
+            right.products);
+        // Tokens are cut into blocks at random, and a short one has no such token.
+        bool by_needles = false, by_flat_scores = false;
+        for (int tries = 0; tries < 8; ++tries) {
+          by_needles |= !FaultWithNeedles(doubles, shape, rng).empty();
+          by_flat_scores |= !FaultWithFlatScores(doubles, shape, rng).empty();
+        }
+        EXPECT_TRUE(by_needles) << shape.Name() << " token " << lost;
+        EXPECT_TRUE(by_flat_scores) << shape.Name() << " token " << lost;
+      }
     }
   }
 }
@@ -317,15 +399,17 @@ TEST_P(AttentionVariantTest, ASwappedPairOfTokensIsFound) {
 TEST_P(AttentionVariantTest, ATileCountedBeyondItsTokensIsFound) {
   std::mt19937_64 rng(TestSeed());
   const RunAttention right = run();
-  const RunAttention counts_whole_tiles = [&](const AttentionPartialArgs& args) {
-    std::vector<KvHeadBlock> blocks(args.blocks.begin(), args.blocks.end());
-    for (KvHeadBlock& block : blocks) {
-      block.num_tokens = (block.num_tokens + kTileTokens - 1) / kTileTokens * kTileTokens;
-    }
-    AttentionPartialArgs wrong = args;
-    wrong.blocks = blocks;
-    right(wrong);
-  };
+  const RunAttention counts_whole_tiles(
+      [&](const AttentionPartialArgs& args) {
+        std::vector<KvHeadBlock> blocks(args.blocks.begin(), args.blocks.end());
+        for (KvHeadBlock& block : blocks) {
+          block.num_tokens = (block.num_tokens + kTileTokens - 1) / kTileTokens * kTileTokens;
+        }
+        AttentionPartialArgs wrong = args;
+        wrong.blocks = blocks;
+        right(wrong);
+      },
+      right.products);
   for (const AttentionShape& shape : AttentionShapes()) {
     if (shape.num_tokens % kTileTokens == 0) continue;
     EXPECT_NE(FirstFault(counts_whole_tiles, shape, rng), "") << shape.Name();
@@ -335,14 +419,16 @@ TEST_P(AttentionVariantTest, ATileCountedBeyondItsTokensIsFound) {
 TEST_P(AttentionVariantTest, ARowThatSeesOneTokenTooManyIsFound) {
   std::mt19937_64 rng(TestSeed());
   const RunAttention right = run();
-  const RunAttention sees_too_far = [&](const AttentionPartialArgs& args) {
-    if (args.visible == nullptr) return right(args);
-    std::vector<int64_t> visible(args.visible, args.visible + args.num_rows);
-    for (int64_t& limit : visible) ++limit;
-    AttentionPartialArgs wrong = args;
-    wrong.visible = visible.data();
-    right(wrong);
-  };
+  const RunAttention sees_too_far(
+      [&](const AttentionPartialArgs& args) {
+        if (args.visible == nullptr) return right(args);
+        std::vector<int64_t> visible(args.visible, args.visible + args.num_rows);
+        for (int64_t& limit : visible) ++limit;
+        AttentionPartialArgs wrong = args;
+        wrong.visible = visible.data();
+        right(wrong);
+      },
+      right.products);
   for (const AttentionShape& shape : AttentionShapes()) {
     // With one row, or next to no tokens, the mask may hide nothing.
     if (shape.num_tokens < 63 || shape.num_rows < 4) continue;
@@ -355,7 +441,9 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionVariantTest,
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AttentionVariants, TheActiveOneIsThatOfTheActiveInstructionSet) {
-  EXPECT_EQ(ActiveAttentionVariant().isa, ActiveCpuIsa());
+  EXPECT_EQ(ActiveAttentionVariant(AttentionProducts::kBf16).isa, ActiveCpuIsa());
+  EXPECT_EQ(ActiveAttentionVariant().isa, std::min(ActiveCpuIsa(), CpuIsa::kAvx512));
+  EXPECT_EQ(ActiveAttentionVariant().products, AttentionProducts::kF32);
   EXPECT_LE(ActiveAttentionVariant().isa, DetectedCpuIsa());
 }
 
