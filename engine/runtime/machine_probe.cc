@@ -164,7 +164,8 @@ absl::StatusOr<std::vector<WorkerRates>> MeasureWorkers(device::Device& device,
                             .seconds = options.seconds,
                             .host_bytes = options.host_bytes,
                             .device_bytes = options.device_bytes,
-                            .copy_bytes = std::min<int64_t>(options.device_bytes, 2 * kMiB)}));
+                            .copy_bytes = std::min<int64_t>(options.device_bytes, 2 * kMiB),
+                            .products = options.products}));
     all.push_back({workers, profile.rates});
   }
   return all;

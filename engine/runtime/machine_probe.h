@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "engine/base/tile_layout.h"
 #include "engine/device/device.h"
+#include "engine/kernels/attention_partial.h"
 #include "engine/roofline/machine_profile.h"
 
 namespace writescope::runtime {
@@ -41,6 +42,7 @@ struct HandoffTimes {
 struct MachineProbeOptions {
   KvGeometry geometry;
   int query_group = 1;
+  kernels::AttentionProducts products = kernels::AttentionProducts::kBf16;
   int64_t host_bytes = 0;    // Of the buffer that is read and copied
   int64_t device_bytes = 0;  // At least the largest copy
   double seconds = 0.2;      // Of each measurement

@@ -43,7 +43,7 @@ class CpuLoad {
       l_rows.push_back(&l[row]);
     }
     const int64_t num_blocks = HostBytes(options_) / kv.block_bytes();
-    const kernels::AttentionVariant& variant = kernels::ActiveAttentionVariant();
+    const kernels::AttentionVariant& variant = kernels::ActiveAttentionVariant(options_.products);
     int64_t bytes = 0;
     // Each thread in a part of its own, so that none reads what another has brought into a cache.
     for (int64_t i = num_blocks * thread / num_threads; !stop.load(std::memory_order_relaxed);
@@ -130,6 +130,9 @@ RateProbeOptions ProbeOptionsFor(const EngineOptions& options, const model::Mode
   probe.host_bytes = std::min(host_total_bytes, kCudaHostBytes);
   probe.device_bytes = kCudaDeviceBytes;
   probe.copy_bytes = kCudaCopyBytes;
+  if (options.compute_dtype != ComputeDtype::kF32) {
+    probe.products = kernels::AttentionProducts::kBf16;
+  }
   return probe;
 }
 

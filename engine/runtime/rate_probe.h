@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "engine/base/tile_layout.h"
 #include "engine/device/device.h"
+#include "engine/kernels/attention_partial.h"
 #include "engine/model/config.h"
 #include "engine/roofline/machine_profile.h"
 #include "engine/runtime/engine.h"
@@ -22,6 +23,7 @@ struct RateProbeOptions {
   int64_t host_bytes = 8 << 20;
   int64_t device_bytes = 2 << 20;
   int64_t copy_bytes = 256 << 10;
+  kernels::AttentionProducts products = kernels::AttentionProducts::kF32;  // As the workers'
 };
 // Of options in which every default is filled in. On a real accelerator the buffers are larger than
 // any cache, so that the rates are those of memory.
