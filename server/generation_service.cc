@@ -161,6 +161,7 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
          {"code", code},
          {"reason", status.ok() ? reason : runtime::ErrorReason(status)},
          {"prompt_tokens", usage.prompt_tokens},
+         {"cached_tokens", usage.cached_prompt_tokens},
          {"generated_tokens", usage.generated_tokens},
          {"seconds", absl::ToDoubleSeconds(absl::Now() - start_)},
          {"message", final_status.error_message()}});

@@ -270,7 +270,8 @@ void StepLoop::End(ActiveRequest& request, const absl::Status& status) {
     state_.generated_tokens_total += request.usage().generated_tokens;
   }
   const RequestTimes times = request.Times(status, clock_.Now());
-  Log(LogLevel::kInfo, "request ended",
+  // The server says it once more, with what its client was told.
+  Log(LogLevel::kDebug, "request ended",
       {{"request_id", request.request_id()},
        {"status", absl::StatusCodeToString(status.code())},
        {"reason", ErrorReason(status)},
