@@ -1,9 +1,7 @@
 #include "server/status_mapping.h"
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "engine/runtime/error_reason.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "server/utf8.h"
@@ -28,12 +26,6 @@ std::string CodeName(grpc::StatusCode code) {
   return absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
 }
 
-absl::Status WithMetadata(absl::Status status, std::string_view name, std::string_view value) {
-  status.SetPayload(absl::StrCat(std::string(kErrorMetadataPrefix), std::string(name)),
-                    absl::Cord(std::string(value)));
-  return status;
-}
-
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   const auto code = static_cast<grpc::StatusCode>(status.code());
@@ -44,7 +36,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   const std::string reason = runtime::ErrorReason(status);
   info.set_reason(reason.empty() ? CodeName(code) : Cut(reason, kMaxMetadataBytes));
   info.set_domain(kErrorDomain);
-  const std::string prefix(kErrorMetadataPrefix);
+  const std::string prefix(runtime::kErrorMetadataPrefix);
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& value) {
     if (!absl::StartsWith(url, prefix) || info.metadata_size() >= kMaxMetadataEntries) return;
     const absl::string_view name = absl::StripPrefix(url, prefix);

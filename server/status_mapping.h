@@ -6,20 +6,17 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "engine/runtime/error_reason.h"
 #include "grpcpp/support/status.h"
 
 namespace writescope::server {
 
 inline constexpr char kErrorDomain[] = "writescope";
-// An absl payload under this prefix becomes an entry of ErrorInfo.metadata, named by what follows.
-// The entry "field" is the path of a request field; it makes a BadRequest as well.
-inline constexpr std::string_view kErrorMetadataPrefix = "writescope/error-metadata/";
-
-absl::Status WithMetadata(absl::Status status, std::string_view name, std::string_view value);
+using runtime::WithMetadata;
 
 // Same code and message. Details: a google.rpc.Status with an ErrorInfo of the reason (of
-// runtime::ErrorReason, else the code's name), a RetryInfo for QUEUE_FULL. Text is repaired and cut
-// to what a trailer holds.
+// runtime::ErrorReason, else the code's name) and of the metadata, a BadRequest where there is a
+// "field", a RetryInfo for QUEUE_FULL. Text is repaired and cut to what a trailer holds.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 // What a client reads out of a failed call.

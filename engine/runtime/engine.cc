@@ -214,10 +214,7 @@ class EngineImpl final : public Engine {
     RETURN_IF_ERROR(CheckTokenizer(absl::StatusCode::kFailedPrecondition));
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] >= 0 && ids[i] < model_.vocab_size) continue;
-      return WithReason(absl::InvalidArgumentError(
-                            absl::StrCat("token id ", ids[i], " at position ", i,
-                                         " is not in the vocabulary of ", model_.vocab_size)),
-                        "INVALID_TOKEN_ID");
+      return InvalidTokenId(ids[i], i, model_.vocab_size, "token_ids");
     }
     return tokenizer_->Decode(ids, !keep_special);
   }
@@ -266,17 +263,20 @@ class EngineImpl final : public Engine {
       return WithReason(absl::UnavailableError(state.health.message()), "ENGINE_FAILED");
     }
     if (!request_id.empty() && by_name_.contains(request_id)) {
-      return WithReason(
-          absl::AlreadyExistsError(absl::StrCat("request_id '", request_id, "' is in flight")),
-          "DUPLICATE_REQUEST_ID");
+      return WithMetadata(WithReason(absl::AlreadyExistsError(absl::StrCat(
+                                         "request_id '", request_id, "' is in flight")),
+                                     "DUPLICATE_REQUEST_ID"),
+                          "field", "request_id");
     }
     const int64_t limit = int64_t{model_.max_queue} + model_.max_sequences;
     const int64_t waiting = static_cast<int64_t>(in_flight_.size()) - state.running_requests;
     if (waiting >= model_.max_queue || static_cast<int64_t>(in_flight_.size()) >= limit) {
-      return WithReason(absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", waiting,
-                                                                  " requests wait, at most ",
-                                                                  model_.max_queue, " may")),
-                        "QUEUE_FULL");
+      absl::Status status = WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                                           "the queue is full: ", waiting,
+                                           " requests wait, at most ", model_.max_queue, " may")),
+                                       "QUEUE_FULL");
+      status = WithMetadata(std::move(status), "value", waiting);
+      return WithMetadata(std::move(status), "limit", model_.max_queue);
     }
     return absl::OkStatus();
   }

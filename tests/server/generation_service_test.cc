@@ -1,3 +1,6 @@
+#include <functional>
+#include <map>
+#include <string>
 #include <variant>
 
 #include "server/utf8.h"
@@ -138,6 +141,54 @@ TEST_F(GenerationServiceTest, BadRequestsAreInvalidArguments) {
     EXPECT_FALSE(result.status.error_message().empty()) << c.what;
   }
   EXPECT_TRUE(Generate(TextRequest("still serving")).status.ok());
+}
+
+// What a program needs of an error it need not parse out of the message.
+TEST_F(GenerationServiceTest, ErrorsCarryTheirNumbers) {
+  testing_support::FakeEngineOptions fake;
+  fake.max_context_tokens = 100;
+  Start(fake);
+  using Metadata = std::map<std::string, std::string>;
+  struct Case {
+    std::function<void(v1::GenerateRequest&)> edit;
+    Metadata metadata;
+  };
+  for (const Case& c : {
+           Case{[](auto& r) { r.mutable_sampling()->set_temperature(-0.5); },
+                {{"field", "sampling.temperature"}, {"value", "-0.5"}, {"limit", "0"}}},
+           Case{[](auto& r) { r.mutable_sampling()->set_top_p(7); },
+                {{"field", "sampling.top_p"}, {"value", "7"}, {"limit", "1"}}},
+           Case{[](auto& r) { r.mutable_sampling()->set_top_k(257); },
+                {{"field", "sampling.top_k"}, {"value", "257"}, {"limit", "256"}}},
+           Case{[](auto& r) { r.mutable_logprobs()->set_prompt_logprobs(21); },
+                {{"field", "logprobs.prompt_logprobs"}, {"value", "21"}, {"limit", "20"}}},
+           Case{[](auto& r) {
+                  r.mutable_stopping()->set_max_tokens(3);
+                  r.mutable_stopping()->set_min_tokens(4);
+                },
+                {{"field", "stopping.min_tokens"}, {"value", "4"}, {"limit", "3"}}},
+           Case{[](auto& r) {
+                  for (int i = 0; i < 17; ++i) r.mutable_stopping()->add_stop("x");
+                },
+                {{"field", "stopping.stop"}, {"value", "17"}, {"limit", "16"}}},
+           Case{
+               [](auto& r) {
+                 r.mutable_token_ids()->add_ids(3);
+                 r.mutable_token_ids()->add_ids(256);
+               },
+               {{"field", "token_ids.ids"}, {"value", "256"}, {"limit", "256"}, {"position", "1"}}},
+           Case{[](auto& r) {
+                  r.set_text(std::string(98, 'x'));
+                  r.mutable_stopping()->set_min_tokens(3);
+                },
+                {{"prompt_tokens", "98"}, {"min_tokens", "3"}, {"max_context_tokens", "100"}}},
+       }) {
+    v1::GenerateRequest request = TextRequest("x");
+    c.edit(request);
+    const GenerateResult result = Generate(request);
+    EXPECT_EQ(result.status.error_code(), StatusCode::INVALID_ARGUMENT);
+    EXPECT_EQ(DescribeError(result.status).metadata, c.metadata) << result.status.error_message();
+  }
 }
 
 TEST_F(GenerationServiceTest, TextWithoutATokenizerIsRefused) {

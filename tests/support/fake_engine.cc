@@ -10,18 +10,16 @@
 #include "engine/base/status_macros.h"
 #include "engine/base/timed_wait.h"
 #include "engine/runtime/error_reason.h"
+#include "engine/runtime/request_validation.h"
 
 namespace writescope::testing_support {
 namespace {
 
+using runtime::WithMetadata;
 using runtime::WithReason;
 
 constexpr int kVocabSize = 256;
 constexpr int64_t kKvBytesPerToken = 1024;
-
-absl::Status Invalid(const std::string& message, const char* reason) {
-  return WithReason(absl::InvalidArgumentError(message), reason);
-}
 
 int64_t PromptTokens(const runtime::Prompt& prompt) {
   if (const auto* ids = std::get_if<std::vector<TokenId>>(&prompt)) {
@@ -105,33 +103,11 @@ std::optional<runtime::GenerateRequest> FakeEngine::last_request() const {
 
 absl::Status FakeEngine::Check(const runtime::GenerateRequest& request,
                                int64_t prompt_tokens) const {
-  if (prompt_tokens == 0) return Invalid("the prompt has no token", "EMPTY_PROMPT");
-  if (!(request.sampling.temperature >= 0)) {
-    return Invalid(absl::StrCat("temperature: ", request.sampling.temperature, " is below 0"),
-                   "INVALID_PARAMETER");
+  RETURN_IF_ERROR(runtime::ValidateRequest(request, model_));
+  if (const auto* ids = std::get_if<std::vector<TokenId>>(&request.prompt)) {
+    return runtime::ValidatePrompt(*ids, request, model_);
   }
-  if (!(request.sampling.top_p > 0 && request.sampling.top_p <= 1)) {
-    return Invalid(absl::StrCat("top_p: ", request.sampling.top_p, " is not in (0, 1]"),
-                   "INVALID_PARAMETER");
-  }
-  if (prompt_tokens > fake_.max_context_tokens) {
-    return Invalid(absl::StrCat("the prompt has ", prompt_tokens, " tokens, the context holds ",
-                                fake_.max_context_tokens),
-                   "CONTEXT_LENGTH_EXCEEDED");
-  }
-  const auto* ids = std::get_if<std::vector<TokenId>>(&request.prompt);
-  if (ids == nullptr) {
-    return fake_.has_tokenizer
-               ? absl::OkStatus()
-               : Invalid("the checkpoint has no tokenizer; send token ids", "NO_TOKENIZER");
-  }
-  for (const TokenId id : *ids) {
-    if (id < 0 || id >= kVocabSize) {
-      return Invalid(absl::StrCat("token id ", id, " is not in [0, ", kVocabSize, ")"),
-                     "INVALID_TOKEN_ID");
-    }
-  }
-  return absl::OkStatus();
+  return runtime::ValidateLength(prompt_tokens, request, model_);
 }
 
 absl::StatusOr<RequestId> FakeEngine::Submit(runtime::GenerateRequest request,
@@ -150,9 +126,10 @@ absl::StatusOr<RequestId> FakeEngine::Submit(runtime::GenerateRequest request,
     }
   }
   if (static_cast<int>(requests_.size()) >= fake_.max_sequences + fake_.max_queue) {
-    return WithReason(absl::ResourceExhaustedError(
-                          absl::StrCat(requests_.size(), " requests are waiting or running")),
-                      "QUEUE_FULL");
+    return WithMetadata(WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                                       requests_.size(), " requests are waiting or running")),
+                                   "QUEUE_FULL"),
+                        "limit", fake_.max_queue);
   }
   auto running = std::make_shared<Running>();
   running->id = next_id_++;
@@ -208,8 +185,7 @@ absl::StatusOr<std::string> FakeEngine::Detokenize(const std::vector<TokenId>& i
   std::string text;
   for (const TokenId id : ids) {
     if (id < 0 || id >= kVocabSize) {
-      return Invalid(absl::StrCat("token id ", id, " is not in [0, ", kVocabSize, ")"),
-                     "INVALID_TOKEN_ID");
+      return runtime::InvalidTokenId(id, text.size(), kVocabSize, "token_ids");
     }
     text += TokenBytes(id);
   }
