@@ -20,12 +20,17 @@
 namespace writescope::device {
 namespace {
 
+constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kHugePageBytes = 2 * kMiB;
 // cudaMalloc gives out whole units of this size.
 constexpr int64_t kDeviceUnitBytes = 2 * kMiB;
 constexpr int64_t kArgumentRingBytes = 16 * kMaxArgumentBytes;
 // Below this much, touching memory with one thread is as fast.
 constexpr int64_t kTouchAloneBytes = 64 * kMiB;
+
+// What a host allocation takes of the budget: whole pages. The kernel puts huge ones where they
+// fit.
+int64_t MappedBytes(int64_t size_bytes) { return RoundUp(size_bytes, kPageBytes); }
 
 // Tools under which a kernel that waits for the CPU can wait for ever, since they let the host go
 // on only when a launch has ended.
@@ -197,7 +202,7 @@ class CudaDeviceImpl final : public CudaDevice {
       return absl::InvalidArgumentError(
           absl::StrCat("host memory for ", std::string(label), ": ", size_bytes, " bytes"));
     }
-    const int64_t mapped = RoundUp(size_bytes, kHugePageBytes);
+    const int64_t mapped = MappedBytes(size_bytes);
     std::lock_guard lock(mutex_);
     if (options_.host_budget_bytes > 0 && host_used_bytes_ + mapped > options_.host_budget_bytes) {
       return absl::ResourceExhaustedError(
@@ -272,13 +277,13 @@ class CudaDeviceImpl final : public CudaDevice {
     auto* device = static_cast<CudaDeviceImpl*>(context);
     {
       std::lock_guard lock(device->mutex_);
-      device->pageable_bytes_ -= RoundUp(size_bytes, kHugePageBytes);
+      device->pageable_bytes_ -= MappedBytes(size_bytes);
     }
     Unmap(context, data, size_bytes);
   }
   static void Unmap(void* context, std::byte* data, int64_t size_bytes) {
     auto* device = static_cast<CudaDeviceImpl*>(context);
-    const int64_t mapped = RoundUp(size_bytes, kHugePageBytes);
+    const int64_t mapped = MappedBytes(size_bytes);
     munmap(data, static_cast<size_t>(mapped));
     std::lock_guard lock(device->mutex_);
     device->host_used_bytes_ -= mapped;

@@ -107,7 +107,7 @@ absl::Status BenchRig::FillRegions() {
       continue;
     }
     for (size_t at = 0; at < memory.size(); at += pattern.size()) {
-      device_->upload().Copy(memory.data() + at, staged.data(),
+      device_->upload().Copy(memory.data() + at, pattern.data(),
                              static_cast<int64_t>(std::min(pattern.size(), memory.size() - at)));
     }
   }
