@@ -41,6 +41,9 @@ WRITESCOPE_INLINE void Store(float* to, Vec value) { *reinterpret_cast<VecInMemo
 WRITESCOPE_INLINE WordVec LoadWords(const std::byte* from) {
   return *reinterpret_cast<const WordVecInMemory*>(from);
 }
+WRITESCOPE_INLINE void StoreWords(std::byte* to, WordVec words) {
+  *reinterpret_cast<WordVecInMemory*>(to) = words;
+}
 
 // The low and the high bf16 value of each word. A bf16 is the upper half of a float.
 WRITESCOPE_INLINE Vec LowHalf(WordVec words) { return reinterpret_cast<Vec>(words << 16); }

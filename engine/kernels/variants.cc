@@ -45,6 +45,7 @@ std::span<const AttentionVariant> AttentionVariants() {
       {"avx2", CpuIsa::kAvx2, kF32, RunAttention<AttentionPartialAvx2>},
       {"avx512", CpuIsa::kAvx512, kF32, RunAttention<AttentionPartialAvx512>},
       {"avx512bf16", CpuIsa::kAvx512Bf16, kBf16, RunAttention<AttentionPartialAvx512Bf16>},
+      {"amx", CpuIsa::kAmx, kBf16, RunAttention<AttentionPartialAmx>},
   };
   return kVariants;
 }

@@ -7,7 +7,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <vector>
 
+#include "tests/engine/kernels/attention_amx_emulated.h"
 #include "tests/support/attention_problems.h"
 #include "tests/support/seed.h"
 
@@ -96,26 +99,64 @@ class AttentionVariantTest : public testing::TestWithParam<AttentionVariant> {
     }
   }
   RunAttention run() const { return {GetParam().run, GetParam().products}; }
+  // The emulator takes some thousand times as long as the hardware.
+  std::vector<AttentionShape> shapes() const {
+    std::vector<AttentionShape> shapes = AttentionShapes();
+    if (GetParam().run != AttentionPartialAmxEmulated) return shapes;
+    std::erase_if(shapes, [](const AttentionShape& shape) {
+      const int n = shape.num_tokens, r = shape.num_rows;
+      return shape.dtype == KvDtype::kF32 || r == 4 || r == 6 ||
+             !(n == 0 || n == 1 || n == 64 || n == 65 || n == 130 || (n == 255 && r > 1));
+    });
+    return shapes;
+  }
 };
 
 TEST_P(AttentionVariantTest, FindsEveryNeedle) {
   std::mt19937_64 rng(TestSeed());
-  for (const AttentionShape& shape : AttentionShapes()) {
+  for (const AttentionShape& shape : shapes()) {
     EXPECT_EQ(FaultWithNeedles(run(), shape, rng), "");
   }
 }
 
 TEST_P(AttentionVariantTest, IsExactOnFlatScores) {
   std::mt19937_64 rng(TestSeed());
-  for (const AttentionShape& shape : AttentionShapes()) {
+  for (const AttentionShape& shape : shapes()) {
     EXPECT_EQ(FaultWithFlatScores(run(), shape, rng), "");
   }
 }
 
 TEST_P(AttentionVariantTest, IsExactOnRandomScores) {
   std::mt19937_64 rng(TestSeed());
-  for (const AttentionShape& shape : AttentionShapes()) {
+  for (const AttentionShape& shape : shapes()) {
     EXPECT_EQ(FaultWithRandomScores(run(), shape, rng), "");
+  }
+}
+
+// Dense attention over these takes long, so they are few.
+TEST_P(AttentionVariantTest, IsExactOnLongRuns) {
+  if (GetParam().run == AttentionPartialAmxEmulated) return;  // 65 blocks are like 5.
+  std::mt19937_64 rng(TestSeed());
+  for (const AttentionShape& shape : {AttentionShape{128, 128, false, KvDtype::kBf16, 8, 4095},
+                                      AttentionShape{576, 512, true, KvDtype::kBf16, 3, 4095}}) {
+    EXPECT_EQ(FaultWithFlatScores(run(), shape, rng), "");
+  }
+}
+
+// What comes next is fetched, and nothing else.
+TEST_P(AttentionVariantTest, TheNextBlockChangesNoResult) {
+  std::mt19937_64 rng(TestSeed());
+  for (const bool latent : {false, true}) {
+    const AttentionShape shape{96, 64, latent, KvDtype::kBf16, 18, 128};
+    const AttentionProblem problem = RandomProblem(shape, 2.0, false, rng);
+    const TiledKv kv(shape, problem.k, problem.v, {64, 64});
+    RunningStates<float> alone(shape.num_rows, shape.v_dim), with_next(shape.num_rows, shape.v_dim);
+    run()(alone.Args(problem, std::span(kv.blocks()).first(1)));
+    AttentionPartialArgs args = with_next.Args(problem, std::span(kv.blocks()).first(1));
+    args.next = &kv.blocks()[1];
+    run()(args);
+    EXPECT_EQ(alone.o(), with_next.o()) << shape.Name();
+    EXPECT_EQ(alone.l(), with_next.l()) << shape.Name();
   }
 }
 
@@ -310,7 +351,7 @@ TEST_P(AttentionVariantTest, ALostTokenIsFound) {
         right(wrong);
       },
       right.products);
-  for (const AttentionShape& shape : AttentionShapes()) {
+  for (const AttentionShape& shape : shapes()) {
     if (shape.num_tokens == 0) continue;
     EXPECT_NE(FaultWithFlatScores(loses_one, shape, rng), "") << shape.Name();
     if (shape.num_tokens > 64) continue;
@@ -410,7 +451,7 @@ TEST_P(AttentionVariantTest, ATileCountedBeyondItsTokensIsFound) {
         right(wrong);
       },
       right.products);
-  for (const AttentionShape& shape : AttentionShapes()) {
+  for (const AttentionShape& shape : shapes()) {
     if (shape.num_tokens % kTileTokens == 0) continue;
     EXPECT_NE(FirstFault(counts_whole_tiles, shape, rng), "") << shape.Name();
   }
@@ -429,15 +470,21 @@ TEST_P(AttentionVariantTest, ARowThatSeesOneTokenTooManyIsFound) {
         right(wrong);
       },
       right.products);
-  for (const AttentionShape& shape : AttentionShapes()) {
+  for (const AttentionShape& shape : shapes()) {
     // With one row, or next to no tokens, the mask may hide nothing.
     if (shape.num_tokens < 63 || shape.num_rows < 4) continue;
     EXPECT_NE(FaultWithFlatScores(sees_too_far, shape, rng), "") << shape.Name();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, AttentionVariantTest,
-                         testing::ValuesIn(AttentionVariants().begin(), AttentionVariants().end()),
+std::vector<AttentionVariant> TestedVariants() {
+  std::vector<AttentionVariant> variants(AttentionVariants().begin(), AttentionVariants().end());
+  variants.push_back(
+      {"amx_emulated", CpuIsa::kGeneric, AttentionProducts::kBf16, AttentionPartialAmxEmulated});
+  return variants;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AttentionVariantTest, testing::ValuesIn(TestedVariants()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AttentionVariants, TheActiveOneIsThatOfTheActiveInstructionSet) {

@@ -4,8 +4,8 @@
 # Usage: check_isa_symbols.sh NM ARCHIVE
 set -eu
 found=0
-for member in attention_partial_avx2 attention_partial_avx512 attention_partial_avx512bf16 \
-    gemm_small_avx2 gemm_small_avx512; do
+for member in attention_partial_amx attention_partial_avx2 attention_partial_avx512 \
+    attention_partial_avx512bf16 gemm_small_avx2 gemm_small_avx512; do
   symbols=$("$1" --defined-only "$2" | sed -n "/^$member\./,/^\$/p")
   case "$symbols" in
     *" T "*) ;;

@@ -1,0 +1,33 @@
+#define WRITESCOPE_VECTOR_BYTES 16
+#include "tests/engine/kernels/attention_amx_emulated.h"
+
+#include "engine/kernels/attention_amx_blocks.h"
+#include "tests/engine/kernels/amx_emulator.h"
+
+namespace writescope::kernels {
+namespace {
+
+struct Tiles : EmulatedTiles {
+  static void AttendInF32(const FlatAttentionArgs& args) { AttentionPartialGeneric(args); }
+};
+
+}  // namespace
+
+void AttentionPartialAmxEmulated(const AttentionPartialArgs& args) {
+  AttendByPanels<AmxKernel<Tiles>>({.k_dim = args.k_dim,
+                                    .v_dim = args.v_dim,
+                                    .value_in_key = args.value_in_key,
+                                    .is_f32 = args.dtype == KvDtype::kF32,
+                                    .blocks = args.blocks.data(),
+                                    .num_blocks = static_cast<int64_t>(args.blocks.size()),
+                                    .next = args.next,
+                                    .num_rows = args.num_rows,
+                                    .q = args.q,
+                                    .visible = args.visible,
+                                    .o = args.o,
+                                    .m = args.m,
+                                    .l = args.l});
+  CHECK(EmulatedTiles::is_released());
+}
+
+}  // namespace writescope::kernels
