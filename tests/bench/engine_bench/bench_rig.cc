@@ -95,10 +95,6 @@ BenchRig::~BenchRig() {
 
 absl::Status BenchRig::FillRegions() {
   const std::vector<std::byte> pattern = RandomValues(sized_.options.kv_dtype);
-  ASSIGN_OR_RETURN(
-      device::Buffer staged,
-      device_->AllocateHost(kPatternBytes, device::HostMemory::kPageLocked, "benchmark pattern"));
-  std::memcpy(staged.data(), pattern.data(), pattern.size());
   for (const kvcache::RegionKind kind : kvcache::kAllRegions) {
     if (cache().blocks().region(kind).num_blocks() == 0) continue;
     const std::span<std::byte> memory = cache().blocks().region(kind).memory();

@@ -1,0 +1,10 @@
+#include "tests/bench/raw_read.h"
+#include "tests/bench/raw_read_loop.h"
+
+namespace writescope::bench {
+
+uint64_t RawReadPlain(const std::byte* data, int64_t size_bytes) {
+  return ReadLines(data, size_bytes);
+}
+
+}  // namespace writescope::bench
