@@ -78,6 +78,7 @@ ops::OpsLimits OpsLimitsOf(const ModelConfig& config, int max_tokens) {
           .hidden = config.hidden_size,
           .max_mlp_width =
               std::max({config.dense_width, config.moe.expert_width, config.moe.shared_width}),
+          .max_expert_width = config.moe.expert_width,
           .num_experts = config.moe.num_experts,
           .experts_per_token = config.moe.experts_per_token,
           .num_heads = config.num_heads,

@@ -166,6 +166,7 @@ struct OpsLimits {
   int max_tokens = 0;
   int hidden = 0;
   int max_mlp_width = 0;
+  int max_expert_width = 0;  // Of routed experts; 0 for max_mlp_width
   int num_experts = 0;
   int experts_per_token = 0;
   int num_heads = 0;

@@ -1,0 +1,172 @@
+#include "engine/kernels/cuda/elementwise_cuda.h"
+#include "engine/kernels/cuda/values.h"
+
+namespace writescope::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Blocks for `count` items, a thread each; beyond the cap a thread takes several.
+int BlocksFor(int64_t count) {
+  constexpr int64_t kMaxBlocks = 4096;
+  const int64_t blocks = (count + kThreads - 1) / kThreads;
+  return static_cast<int>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
+}
+
+__device__ int64_t FirstItem() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
+__device__ int64_t ItemStride() { return static_cast<int64_t>(gridDim.x) * kThreads; }
+
+template <typename Word>
+__global__ void GatherRowsKernel(int64_t row_words, int64_t from_stride_words, const int32_t* rows,
+                                 const Word* from, Word* to) {
+  const Word* source = from + rows[blockIdx.x] * from_stride_words;
+  Word* target = to + blockIdx.x * row_words;
+  for (int64_t i = threadIdx.x; i < row_words; i += kThreads) target[i] = source[i];
+}
+
+// A block takes a row. kVector: rows and pointers are multiples of 16 bytes and of 8 values.
+template <typename T, bool kVector>
+__global__ void RmsNormKernel(int dim, const T* x, const float* weight, float eps, T* out) {
+  constexpr int kWidth = kVector ? 8 : 1;
+  __shared__ float warp_sums[kThreads / 32];
+  x += static_cast<int64_t>(blockIdx.x) * dim;
+  out += static_cast<int64_t>(blockIdx.x) * dim;
+  float sum = 0;
+  for (int d = threadIdx.x * kWidth; d < dim; d += kThreads * kWidth) {
+    if constexpr (kVector) {
+      float values[8];
+      Load8(x + d, values);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += values[i] * values[i];
+    } else {
+      const float value = ToFloat(x[d]);
+      sum += value * value;
+    }
+  }
+  sum = WarpSum(sum);
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) sum += warp_sums[i];
+  const float factor = 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
+  for (int d = threadIdx.x * kWidth; d < dim; d += kThreads * kWidth) {
+    if constexpr (kVector) {
+      float values[8], weights[8];
+      Load8(x + d, values);
+      Load8(weight + d, weights);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = values[i] * factor * weights[i];
+      Store8(values, out + d);
+    } else {
+      out[d] = FromFloat<T>(ToFloat(x[d]) * factor * weight[d]);
+    }
+  }
+}
+
+template <typename T>
+void RmsNorm(cudaStream_t stream, int num_rows, int dim, const void* x, const float* weight,
+             float eps, void* out) {
+  const bool vector = dim % 8 == 0 && IsAligned16(x) && IsAligned16(weight) && IsAligned16(out);
+  const auto kernel = vector ? &RmsNormKernel<T, true> : &RmsNormKernel<T, false>;
+  kernel<<<num_rows, kThreads, 0, stream>>>(dim, static_cast<const T*>(x), weight, eps,
+                                            static_cast<T*>(out));
+}
+
+template <typename T, bool kVector>
+__global__ void SwiGluKernel(int64_t count, const T* gate, const T* up, T* out) {
+  for (int64_t item = FirstItem(); item < count; item += ItemStride()) {
+    if constexpr (kVector) {
+      float gates[8], ups[8];
+      Load8(gate + item * 8, gates);
+      Load8(up + item * 8, ups);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) gates[i] = SiLu(gates[i]) * ups[i];
+      Store8(gates, out + item * 8);
+    } else {
+      out[item] = FromFloat<T>(SiLu(ToFloat(gate[item])) * ToFloat(up[item]));
+    }
+  }
+}
+
+template <typename T>
+void SwiGlu(cudaStream_t stream, int64_t count, const void* gate, const void* up, void* out) {
+  const bool vector = count % 8 == 0 && IsAligned16(gate) && IsAligned16(up) && IsAligned16(out);
+  const int64_t items = vector ? count / 8 : count;
+  const auto kernel = vector ? &SwiGluKernel<T, true> : &SwiGluKernel<T, false>;
+  kernel<<<BlocksFor(items), kThreads, 0, stream>>>(
+      items, static_cast<const T*>(gate), static_cast<const T*>(up), static_cast<T*>(out));
+}
+
+template <typename T>
+__global__ void ToFloatsKernel(int64_t count, const T* from, float* to) {
+  for (int64_t i = FirstItem(); i < count; i += ItemStride()) to[i] = ToFloat(from[i]);
+}
+
+__global__ void CopyUnlessFailedKernel(int64_t count, const float* from, float* to,
+                                       const uint32_t* failed_word) {
+  if (*failed_word != 0) return;
+  for (int64_t i = FirstItem(); i < count; i += ItemStride()) to[i] = from[i];
+}
+
+}  // namespace
+
+cudaError_t LaunchGatherRows(cudaStream_t stream, int num_rows, int64_t row_bytes,
+                             int64_t from_stride_bytes, const int32_t* rows, const void* from,
+                             void* to) {
+  if (num_rows == 0) return cudaSuccess;
+  if (row_bytes % 16 == 0 && from_stride_bytes % 16 == 0 && IsAligned16(from) && IsAligned16(to)) {
+    GatherRowsKernel<<<num_rows, kThreads, 0, stream>>>(row_bytes / 16, from_stride_bytes / 16,
+                                                        rows, static_cast<const uint4*>(from),
+                                                        static_cast<uint4*>(to));
+  } else {
+    GatherRowsKernel<<<num_rows, kThreads, 0, stream>>>(row_bytes / 2, from_stride_bytes / 2, rows,
+                                                        static_cast<const uint16_t*>(from),
+                                                        static_cast<uint16_t*>(to));
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchRmsNorm(cudaStream_t stream, ValueType type, int num_rows, int dim, const void* x,
+                          const float* weight, float eps, void* out) {
+  if (num_rows == 0) return cudaSuccess;
+  if (type == ValueType::kF32) {
+    RmsNorm<float>(stream, num_rows, dim, x, weight, eps, out);
+  } else {
+    RmsNorm<__nv_bfloat16>(stream, num_rows, dim, x, weight, eps, out);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchSwiGlu(cudaStream_t stream, ValueType type, int64_t count, const void* gate,
+                         const void* up, void* out) {
+  if (count == 0) return cudaSuccess;
+  if (type == ValueType::kF32) {
+    SwiGlu<float>(stream, count, gate, up, out);
+  } else {
+    SwiGlu<__nv_bfloat16>(stream, count, gate, up, out);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchToFloats(cudaStream_t stream, ValueType type, int64_t count, const void* from,
+                           float* to) {
+  if (count == 0) return cudaSuccess;
+  if (type == ValueType::kF32) {
+    ToFloatsKernel<<<BlocksFor(count), kThreads, 0, stream>>>(count,
+                                                              static_cast<const float*>(from), to);
+  } else {
+    ToFloatsKernel<<<BlocksFor(count), kThreads, 0, stream>>>(
+        count, static_cast<const __nv_bfloat16*>(from), to);
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchCopyUnlessFailed(cudaStream_t stream, int64_t count, const float* from, float* to,
+                                   const uint32_t* failed_word) {
+  if (count == 0) return cudaSuccess;
+  CopyUnlessFailedKernel<<<BlocksFor(count), kThreads, 0, stream>>>(count, from, to, failed_word);
+  return cudaGetLastError();
+}
+
+}  // namespace writescope::kernels

@@ -1,0 +1,37 @@
+// Launches of the small row operations on the GPU; the contracts are those of
+// kernels/elementwise.h. Arrays are device memory unless it says mapped: page-locked host memory
+// that kernels read or write where it lies.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/kernels/cuda/value_type.h"
+
+namespace writescope::kernels {
+
+// to[i] = from[rows[i]], rows of `row_bytes` (even), from_stride_bytes from one to the next. `rows`
+// may be mapped.
+cudaError_t LaunchGatherRows(cudaStream_t stream, int num_rows, int64_t row_bytes,
+                             int64_t from_stride_bytes, const int32_t* rows, const void* from,
+                             void* to);
+
+// out = (x / rms(x)) * weight for rows of `dim`.
+cudaError_t LaunchRmsNorm(cudaStream_t stream, ValueType type, int num_rows, int dim, const void* x,
+                          const float* weight, float eps, void* out);
+
+// out[i] = silu(gate[i]) * up[i]; out may be either input.
+cudaError_t LaunchSwiGlu(cudaStream_t stream, ValueType type, int64_t count, const void* gate,
+                         const void* up, void* out);
+
+// to[i] = float(from[i]); `to` may be mapped.
+cudaError_t LaunchToFloats(cudaStream_t stream, ValueType type, int64_t count, const void* from,
+                           float* to);
+
+// Copies to mapped memory, unless *failed_word is not 0.
+cudaError_t LaunchCopyUnlessFailed(cudaStream_t stream, int64_t count, const float* from, float* to,
+                                   const uint32_t* failed_word);
+
+}  // namespace writescope::kernels

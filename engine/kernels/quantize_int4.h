@@ -1,0 +1,56 @@
+// Matrices of 4-bit weights: the format, and its plain twin.
+//
+// 128 neighbouring values of a row are a group with one scale; w = q * scale, q in [-7, 7]. Rows
+// are padded to tiles of 16, columns to groups, with q = 0.
+//   quants: [row tiles][groups][2 halves of 64 columns][32 lanes][4 words], 8 values to a word
+//   scales: [row tiles][groups][8][2] bf16: of rows g and g + 8
+// A lane's 16 bytes are its A fragments of four mma.m16n8k16. So that the other operand is read 16
+// bytes at a time too, the columns of 32 are dealt out anew: lane 4g + t has columns 8t to 8t + 7.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/base/tile_layout.h"
+
+namespace writescope::kernels {
+
+inline constexpr int kInt4GroupCols = 128;
+inline constexpr int kInt4TileRows = 16;
+inline constexpr int kInt4GroupWords = kInt4TileRows * kInt4GroupCols / 8;  // Of a row tile
+inline constexpr int kInt4Max = 7;
+inline constexpr int kInt4Bias = 8;  // A nibble is q + 8.
+
+WRITESCOPE_HOST_DEVICE constexpr int64_t Int4RowTiles(int64_t rows) {
+  return (rows + kInt4TileRows - 1) / kInt4TileRows;
+}
+WRITESCOPE_HOST_DEVICE constexpr int64_t Int4Groups(int64_t cols) {
+  return (cols + kInt4GroupCols - 1) / kInt4GroupCols;
+}
+WRITESCOPE_HOST_DEVICE constexpr int64_t Int4QuantBytes(int64_t rows, int64_t cols) {
+  return Int4RowTiles(rows) * Int4Groups(cols) * kInt4GroupWords * 4;
+}
+WRITESCOPE_HOST_DEVICE constexpr int64_t Int4Bytes(int64_t rows, int64_t cols) {
+  return Int4QuantBytes(rows, cols) + Int4RowTiles(rows) * Int4Groups(cols) * kInt4TileRows * 2;
+}
+
+// Row (in the tile) and column (in the group) of nibble `nibble` in word `word` of a tile's group.
+// Nibble i < 4 is the low half of fragment register i, nibble i + 4 its high half.
+WRITESCOPE_HOST_DEVICE constexpr int Int4Row(int word, int nibble) {
+  const int lane = word / 4 % 32;
+  return lane / 4 + 8 * (nibble & 1);
+}
+WRITESCOPE_HOST_DEVICE constexpr int Int4Col(int word, int nibble) {
+  const int half = word / 128, lane = word / 4 % 32, step = word % 4;
+  return 64 * half + 32 * (step / 2) + 8 * (lane % 4) + 4 * (step % 2) + (nibble & 2) + nibble / 4;
+}
+// Where the scale of a row of the tile lies among the 16 of a group.
+WRITESCOPE_HOST_DEVICE constexpr int Int4ScaleIndex(int row) { return row % 8 * 2 + row / 8; }
+
+// Row-major w [rows, cols] into Int4Bytes(rows, cols) bytes. scale = bf16(max|w| / 7), and q is
+// w / scale in float32, rounded to the nearest, ties to even.
+void QuantizeInt4(int64_t rows, int64_t cols, const float* w, std::byte* to);
+// The values that the quants stand for, exactly: [rows, cols].
+void DequantizeInt4(int64_t rows, int64_t cols, const std::byte* from, double* to);
+
+}  // namespace writescope::kernels

@@ -1,0 +1,104 @@
+#include "engine/kernels/quantize_int4.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "engine/base/bf16.h"
+#include "tests/support/seed.h"
+
+namespace writescope::kernels {
+namespace {
+
+std::vector<double> RoundTrip(int64_t rows, int64_t cols, const std::vector<float>& w) {
+  std::vector<std::byte> packed(Int4Bytes(rows, cols));
+  QuantizeInt4(rows, cols, w.data(), packed.data());
+  std::vector<double> values(rows * cols);
+  DequantizeInt4(rows, cols, packed.data(), values.data());
+  return values;
+}
+
+TEST(QuantizeInt4, MapsEachNibbleOfAGroupToItsOwnPlace) {
+  std::set<std::pair<int, int>> places;
+  for (int word = 0; word < kInt4GroupWords; ++word) {
+    for (int nibble = 0; nibble < 8; ++nibble) {
+      const int row = Int4Row(word, nibble), col = Int4Col(word, nibble);
+      ASSERT_TRUE(row >= 0 && row < kInt4TileRows && col >= 0 && col < kInt4GroupCols);
+      places.insert({row, col});
+    }
+  }
+  EXPECT_EQ(places.size(), static_cast<size_t>(kInt4TileRows * kInt4GroupCols));
+}
+
+// What the tensor core needs: register i of lane 4g + t is of rows g (i even) and g + 8 (i odd),
+// its halves are neighbouring columns, and registers 0 and 2 of a step are the 4 columns that the
+// other operand holds at this step.
+TEST(QuantizeInt4, LaneHoldsItsOperand) {
+  for (int word = 0; word < kInt4GroupWords; ++word) {
+    const int lane = word / 4 % 32, step = word % 4, half = word / 128;
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(Int4Row(word, i), lane / 4 + 8 * (i % 2));
+      EXPECT_EQ(Int4Row(word, i + 4), Int4Row(word, i));
+      EXPECT_EQ(Int4Col(word, i + 4), Int4Col(word, i) + 1);
+      EXPECT_EQ(Int4Col(word, i),
+                64 * half + step / 2 * 32 + lane % 4 * 8 + step % 2 * 4 + i / 2 * 2);
+    }
+  }
+}
+
+TEST(QuantizeInt4, IsWithinHalfAStep) {
+  std::mt19937_64 rng(testing_support::TestSeed());
+  std::normal_distribution<float> normal(0, 0.05f);
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {16, 128}, {17, 129}, {5, 300}, {48, 64}, {33, 1000}}) {
+    std::vector<float> w(rows * cols);
+    for (float& value : w) value = normal(rng);
+    const std::vector<double> got = RoundTrip(rows, cols, w);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t first = 0; first < cols; first += kInt4GroupCols) {
+        const int64_t last = std::min(cols, first + kInt4GroupCols);
+        float max_abs = 0;
+        for (int64_t c = first; c < last; ++c) {
+          max_abs = std::max(max_abs, std::abs(w[row * cols + c]));
+        }
+        // Half a step, and the scale's own rounding at the ends.
+        const double bound = max_abs / 7 * (0.5 + 7.0 / 256);
+        for (int64_t c = first; c < last; ++c) {
+          ASSERT_NEAR(got[row * cols + c], w[row * cols + c], bound) << row << ", " << c;
+        }
+      }
+    }
+  }
+}
+
+TEST(QuantizeInt4, KeepsWhatItCanRepresent) {
+  // Every quant under its own scale for each row and group: a swapped nibble or scale shows.
+  constexpr int64_t kRows = 35, kCols = 2 * kInt4GroupCols + 9;
+  std::vector<float> w(kRows * kCols);
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t col = 0; col < kCols; ++col) {
+      const float scale = std::ldexp(1.0f + static_cast<float>(row % 16) / 16,
+                                     static_cast<int>(col / kInt4GroupCols) - 3);
+      const int64_t q = (col % kInt4GroupCols == 0) ? 7 : (col * 5 + row * 3) % 15 - 7;
+      w[row * kCols + col] = scale * static_cast<float>(q);
+    }
+  }
+  const std::vector<double> got = RoundTrip(kRows, kCols, w);
+  for (size_t i = 0; i < w.size(); ++i) ASSERT_EQ(got[i], w[i]) << i;
+}
+
+TEST(QuantizeInt4, GroupsOfZerosAndOfTinyValuesStayFinite) {
+  std::vector<float> w(2 * kInt4GroupCols, 0.0f);
+  std::fill(w.begin() + kInt4GroupCols, w.end(), 1e-44f);
+  const std::vector<double> got = RoundTrip(2, kInt4GroupCols, w);
+  for (int64_t i = 0; i < kInt4GroupCols; ++i) ASSERT_EQ(got[i], 0);
+  for (const double value : got) ASSERT_LT(std::abs(value), 1e-38);
+}
+
+}  // namespace
+}  // namespace writescope::kernels
