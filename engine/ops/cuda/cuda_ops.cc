@@ -1,0 +1,163 @@
+#include "engine/ops/cuda/cuda_ops.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/check.h"
+#include "engine/base/status_macros.h"
+#include "engine/kernels/cuda/elementwise_cuda.h"
+#include "engine/kernels/quantize_int4.h"
+#include "engine/ops/cuda/cuda_ops_impl.h"
+
+namespace writescope::ops {
+namespace {
+
+constexpr int kMaxWaveTokens = 2048;
+constexpr int64_t kScratchBytesMin = 32 * kMiB;
+// Arguments of one call lie in page-locked memory of kMaxArgumentBytes.
+constexpr int kMaxTokens =
+    static_cast<int>(device::kMaxArgumentBytes / static_cast<int64_t>(sizeof(kernels::TokenPlace)));
+
+template <ComputeType kCompute>
+int64_t MatrixBytes(WeightType, WeightFormat format, int64_t rows, int64_t cols) {
+  if (format == WeightFormat::kInt4) return RoundUp(kernels::Int4Bytes(rows, cols), 64);
+  if (kCompute == ComputeType::kF32) return RoundUp(rows * cols * 4, 64);
+  return RoundUp(rows * kernels::Bf16Stride(cols) * 2, 64);
+}
+
+template <ComputeType kCompute>
+int64_t WorkspaceBytes(const OpsLimits& limits) {
+  return CudaWorkspace::For(limits, kCompute).num_bytes + CudaAttend::WorkspaceBytes(limits);
+}
+
+template <ComputeType kCompute>
+OpsFootprint Footprint() {
+  return {.activation_bytes = ActivationBytes(kCompute),
+          .matrix_bytes = &MatrixBytes<kCompute>,
+          .workspace_bytes = &WorkspaceBytes<kCompute>};
+}
+
+absl::Status CheckLimits(const OpsLimits& limits) {
+  if (limits.max_tokens < 1 || limits.hidden < 1 || limits.max_head_dim < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("operations for at most ", limits.max_tokens, " tokens of ", limits.hidden,
+                     " values with heads of ", limits.max_head_dim, ": each must be at least 1"));
+  }
+  if (limits.max_tokens > kMaxTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("steps of ", limits.max_tokens,
+                                                   " tokens; the GPU takes at most ", kMaxTokens));
+  }
+  if (limits.num_experts > kernels::kMaxExpertsCuda) {
+    return absl::UnimplementedError(absl::StrCat(
+        limits.num_experts, " experts; the GPU's router takes at most ", kernels::kMaxExpertsCuda));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+CudaWorkspace CudaWorkspace::For(const OpsLimits& limits, ComputeType compute) {
+  CudaWorkspace layout;
+  const auto take = [&layout](int64_t size_bytes) {
+    const int64_t at = layout.num_bytes;
+    layout.num_bytes += RoundUp(size_bytes, 256);
+    return at;
+  };
+  const int64_t value_bytes = ActivationBytes(compute);
+  const int64_t tokens = std::min(limits.max_tokens, kMaxWaveTokens);
+  const int64_t pairs = tokens * limits.experts_per_token;
+  const int64_t expert_width =
+      limits.max_expert_width > 0 ? limits.max_expert_width : limits.max_mlp_width;
+  layout.wave_tokens = static_cast<int>(tokens);
+  layout.blas = take(Cublas::kWorkspaceBytes);
+  layout.logits = take(tokens * limits.num_experts * 4);
+  layout.experts = take(pairs * 4);
+  layout.weights = take(pairs * 4);
+  layout.slot_pairs = take(pairs * 4);
+  layout.tiles = take(kernels::MaxExpertTiles(pairs, limits.num_experts, kernels::kStreamSlotsFew) *
+                      static_cast<int64_t>(sizeof(kernels::ExpertTile)));
+  layout.activated = take(value_bytes * std::max(pairs * kernels::Bf16Stride(expert_width),
+                                                 2 * tokens * limits.max_mlp_width));
+  layout.results = take(value_bytes * pairs * limits.hidden);
+  if (layout.scratch_bytes() < kScratchBytesMin) take(kScratchBytesMin - layout.scratch_bytes());
+  return layout;
+}
+
+OpsFootprint CudaOpsFootprint(ComputeType compute) {
+  return compute == ComputeType::kF32 ? Footprint<ComputeType::kF32>()
+                                      : Footprint<ComputeType::kBf16>();
+}
+
+absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(device::CudaDevice& device,
+                                                   const OpsLimits& limits,
+                                                   const CudaOpsOptions& options) {
+  RETURN_IF_ERROR(CheckLimits(limits));
+  CudaOpsOptions used = options;
+  used.force_simt = options.force_simt || device.info().compute_major < 8;
+  const CudaWorkspace layout = CudaWorkspace::For(limits, options.compute);
+  ASSIGN_OR_RETURN(device::Buffer workspace,
+                   device.AllocateDevice(layout.num_bytes, "workspace of operations"));
+  ASSIGN_OR_RETURN(std::unique_ptr<Cublas> cublas,
+                   Cublas::Create(device.compute().stream(), workspace.data() + layout.blas));
+  ASSIGN_OR_RETURN(std::unique_ptr<CudaAttend> attend,
+                   CudaAttend::Create(device, limits, used.compute, used.force_simt));
+  return std::make_unique<CudaOps>(device, limits, used, std::move(workspace), std::move(cublas),
+                                   std::move(attend));
+}
+
+CudaOps::CudaOps(device::CudaDevice& device, const OpsLimits& limits, const CudaOpsOptions& options,
+                 device::Buffer workspace, std::unique_ptr<Cublas> cublas,
+                 std::unique_ptr<CudaAttend> attend)
+    : device_(device),
+      limits_(limits),
+      options_(options),
+      type_(ValueTypeOf(options.compute)),
+      layout_(CudaWorkspace::For(limits, options.compute)),
+      workspace_(std::move(workspace)),
+      cublas_(std::move(cublas)),
+      attend_(std::move(attend)) {}
+
+void CudaOps::Embed(std::span<const TokenId> ids, const Matrix& table, void* out) {
+  for (const TokenId id : ids) {
+    CHECK(id >= 0 && id < table.rows) << "token " << id << " of a vocabulary of " << table.rows;
+  }
+  CHECK(table.type == WeightTypeOf(options_.compute));
+  const BlasProduct layout = ProductOf(0, nullptr, 0, table, nullptr, 0);
+  const int value_bytes = kernels::ValueBytes(type_);
+  Check(kernels::LaunchGatherRows(stream(), static_cast<int>(ids.size()), table.cols * value_bytes,
+                                  layout.w_stride * value_bytes, Stage(ids), table.data, out),
+        "embedding");
+}
+
+void CudaOps::RmsNorm(int num_rows, int dim, const void* x, const float* weight, float eps,
+                      void* out) {
+  Check(kernels::LaunchRmsNorm(stream(), type_, num_rows, dim, x, weight, eps, out), "norm");
+}
+
+void CudaOps::ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) {
+  attend_->Reset(num_rows, num_heads, v_dim, state);
+}
+
+void CudaOps::Attend(const AttendArgs& args) { attend_->Attend(args); }
+
+void CudaOps::MergeAttention(const MergeArgs& args) { attend_->Merge(args); }
+
+void CudaOps::GatherRows(std::span<const int> rows, int dim, const void* x, void* out) {
+  const int64_t row_bytes = int64_t{dim} * kernels::ValueBytes(type_);
+  Check(kernels::LaunchGatherRows(stream(), static_cast<int>(rows.size()), row_bytes, row_bytes,
+                                  Stage(rows), x, out),
+        "gather of rows");
+}
+
+void CudaOps::DownloadFloats(const void* from, int64_t count, float* to) {
+  Check(kernels::LaunchToFloats(stream(), type_, count, from, to), "download");
+}
+
+void CudaOps::PublishQueries(int64_t num_floats, const float* q, float* to) {
+  Check(
+      kernels::LaunchCopyUnlessFailed(stream(), num_floats, q, to, device_.compute().failed_word()),
+      "queries for the CPU");
+}
+
+}  // namespace writescope::ops

@@ -1,0 +1,240 @@
+// Matrix products, the gated MLP and the mixture of experts on the GPU.
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/check.h"
+#include "engine/kernels/cuda/elementwise_cuda.h"
+#include "engine/ops/cuda/cuda_ops_impl.h"
+
+namespace writescope::ops {
+namespace {
+
+// Of the bytes between two matrices of one shape and type, in values; false when that is no whole
+// number.
+bool ValuesBetween(const Matrix& a, const Matrix& b, int64_t value_bytes, int64_t* values) {
+  const int64_t bytes = b.data - a.data;
+  *values = bytes / value_bytes;
+  return bytes % value_bytes == 0 && a.rows == b.rows && a.cols == b.cols && a.type == b.type;
+}
+
+}  // namespace
+
+BlasProduct CudaOps::ProductOf(int64_t num_rows, const void* x, int64_t x_stride, const Matrix& w,
+                               void* y, int64_t y_stride) const {
+  CHECK(w.type == WeightTypeOf(options_.compute)) << "a dense matrix of another type";
+  return {.num_rows = num_rows,
+          .rows = w.rows,
+          .cols = w.cols,
+          .type = type_,
+          .x = x,
+          .x_stride = x_stride,
+          .w = w.data,
+          .w_stride = w.type == WeightType::kF32 ? w.cols : kernels::Bf16Stride(w.cols),
+          .y_type = type_,
+          .y = y,
+          .y_stride = y_stride};
+}
+
+void CudaOps::Multiply(const BlasProduct& product) {
+  if (product.num_rows == 0) return;
+  const absl::Status status = cublas_->Multiply(product);
+  if (!status.ok()) Check(cudaErrorUnknown, "matrix product");
+}
+
+void CudaOps::MultiplyHeads(std::span<const Matrix> heads, BlasProduct product, int64_t x_head,
+                            int64_t y_head) {
+  const int num_heads = static_cast<int>(heads.size());
+  const int64_t value_bytes = kernels::ValueBytes(type_);
+  bool even = true;
+  product.w_batch = 0;
+  for (int h = 1; h < num_heads; ++h) {
+    int64_t values = 0;
+    even &= ValuesBetween(heads[h - 1], heads[h], value_bytes, &values);
+    if (h == 1) product.w_batch = values;
+    even &= values == product.w_batch;
+  }
+  if (even && product.w_batch >= 0) {
+    product.batch = num_heads;
+    product.x_batch = x_head;
+    product.y_batch = y_head;
+    Multiply(product);
+    return;
+  }
+  const int64_t y_bytes = kernels::ValueBytes(product.y_type);
+  for (int h = 0; h < num_heads; ++h) {
+    BlasProduct one = product;
+    one.w = heads[h].data;
+    one.x = static_cast<const std::byte*>(product.x) + h * x_head * value_bytes;
+    one.y = static_cast<std::byte*>(product.y) + h * y_head * y_bytes;
+    Multiply(one);
+  }
+}
+
+void CudaOps::Linear(int num_rows, const void* x, const Matrix& w, void* out, bool accumulate) {
+  BlasProduct product = ProductOf(num_rows, x, w.cols, w, out, w.rows);
+  product.beta = accumulate ? 1 : 0;
+  Multiply(product);
+}
+
+void CudaOps::Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) {
+  const int64_t width = w.gate.rows, hidden = w.gate.cols;
+  CHECK_LE(width, limits_.max_mlp_width);
+  for (int first = 0; first < num_rows; first += layout_.wave_tokens) {
+    const int rows = std::min(layout_.wave_tokens, num_rows - first);
+    std::byte* gate = Workspace<std::byte>(layout_.activated);
+    std::byte* up = Activation(gate, rows * width);
+    const std::byte* wave_x = Activation(x, first * hidden);
+    // Gate and up lie beside each other: one launch of two products.
+    BlasProduct product = ProductOf(rows, wave_x, hidden, w.gate, gate, width);
+    if (ValuesBetween(w.gate, w.up, kernels::ValueBytes(type_), &product.w_batch) &&
+        product.w_batch >= 0) {
+      product.batch = 2;
+      product.y_batch = rows * width;
+      Multiply(product);
+    } else {
+      Multiply(product);
+      Multiply(ProductOf(rows, wave_x, hidden, w.up, up, width));
+    }
+    Check(kernels::LaunchSwiGlu(stream(), type_, rows * width, gate, up, gate), "activation");
+    product = ProductOf(rows, gate, width, w.down, Activation(out, first * hidden), hidden);
+    product.beta = 1;
+    Multiply(product);
+  }
+}
+
+kernels::ExpertWeights CudaOps::expert_weights(const Matrix& w) const {
+  if (w.type == WeightType::kInt4) return kernels::ExpertWeights::kInt4;
+  CHECK(w.type == WeightTypeOf(options_.compute)) << "experts of another type";
+  return w.type == WeightType::kF32 ? kernels::ExpertWeights::kF32 : kernels::ExpertWeights::kBf16;
+}
+
+int CudaOps::TileSlots(int64_t num_pairs, int num_experts) const {
+  if (options_.force_simt || type_ == kernels::ValueType::kF32) return kernels::kSimtSlots;
+  const double pairs_per_expert = static_cast<double>(num_pairs) / num_experts;
+  if (pairs_per_expert <= 4) return kernels::kStreamSlotsFew;
+  if (pairs_per_expert <= 14) return kernels::kStreamSlots;
+  return kernels::kTileSlots;
+}
+
+void CudaOps::RunExperts(kernels::ExpertGemmArgs args, int tile_slots) {
+  if (options_.force_simt || type_ == kernels::ValueType::kF32) {
+    Check(kernels::LaunchExpertGemmSimt(stream(), type_, args), "experts");
+  } else if (tile_slots == kernels::kTileSlots) {
+    Check(kernels::LaunchExpertGemmTile(stream(), args), "experts");
+  } else {
+    Check(kernels::LaunchExpertGemmStream(stream(), tile_slots, args), "experts");
+  }
+}
+
+void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens) {
+  const int k = args.experts_per_token, num_experts = static_cast<int>(args.experts.size());
+  const int num_pairs = num_tokens * k;
+  const int64_t hidden = args.hidden;
+  const std::byte* x = Activation(args.x, first * hidden);
+  float* logits = Workspace<float>(layout_.logits);
+  int32_t* experts = Workspace<int32_t>(layout_.experts);
+  float* weights = Workspace<float>(layout_.weights);
+  int32_t* slot_pairs = Workspace<int32_t>(layout_.slot_pairs);
+  auto* tiles = Workspace<kernels::ExpertTile>(layout_.tiles);
+
+  BlasProduct router = ProductOf(num_tokens, x, hidden, args.router, logits, num_experts);
+  router.y_type = kernels::ValueType::kF32;
+  Multiply(router);
+  const size_t choice_bytes = static_cast<size_t>(num_pairs) * sizeof(int32_t);
+  const bool replay = args.choice.replay != nullptr;
+  if (replay) {
+    const int32_t* from = args.choice.replay + int64_t{first} * k;
+    for (int i = 0; i < num_pairs; ++i) {
+      CHECK(from[i] >= 0 && from[i] < num_experts) << "expert " << from[i];
+    }
+    Check(cudaMemcpyAsync(experts, from, choice_bytes, cudaMemcpyHostToDevice, stream()),
+          "given experts");
+  }
+  Check(kernels::LaunchRoute(stream(),
+                             {.num_experts = num_experts,
+                              .experts_per_token = k,
+                              .renormalize = args.renormalize,
+                              .routed_scale = args.routed_scale,
+                              .num_groups = args.num_groups,
+                              .topk_groups = args.topk_groups},
+                             num_tokens, logits, replay, experts, weights),
+        "router");
+  if (args.choice.record != nullptr) {
+    Check(cudaMemcpyAsync(args.choice.record + int64_t{first} * k, experts, choice_bytes,
+                          cudaMemcpyDeviceToHost, stream()),
+          "chosen experts");
+  }
+  const int tile_slots = TileSlots(num_pairs, num_experts);
+  Check(kernels::LaunchSortPairs(stream(), num_experts, num_pairs, tile_slots, experts, slot_pairs,
+                                 tiles),
+        "order of experts");
+
+  const MlpWeights& expert = args.experts[0];
+  const int64_t width = expert.gate.rows;
+  kernels::ExpertGemmArgs gemm = {
+      .weights = expert_weights(expert.gate),
+      .rows = static_cast<int>(width),
+      .cols = args.hidden,
+      .w = expert.gate.data,
+      .up = expert.up.data,
+      .expert_stride_bytes =
+          num_experts > 1 ? args.experts[1].gate.data - expert.gate.data : int64_t{0},
+      .tiles = tiles,
+      .num_tiles = static_cast<int>(kernels::MaxExpertTiles(num_pairs, num_experts, tile_slots)),
+      .slot_pairs = slot_pairs,
+      .x = x,
+      .x_stride = hidden,
+      .x_by_token = true,
+      .experts_per_token = k,
+      .y = Workspace<std::byte>(layout_.activated),
+      .y_stride = kernels::Bf16Stride(width)};
+  RunExperts(gemm, tile_slots);
+  gemm.rows = args.hidden;
+  gemm.cols = static_cast<int>(width);
+  gemm.w = expert.down.data;
+  gemm.up = nullptr;
+  gemm.x = gemm.y;
+  gemm.x_stride = gemm.y_stride;
+  gemm.x_by_token = false;
+  gemm.y = Workspace<std::byte>(layout_.results);
+  gemm.y_stride = hidden;
+  gemm.y_by_pair = true;
+  RunExperts(gemm, tile_slots);
+  Check(kernels::LaunchCombine(stream(), type_, num_tokens, k, args.hidden, gemm.y, weights,
+                               Activation(args.out, first * hidden)),
+        "sum of experts");
+}
+
+void CudaOps::Moe(const MoeArgs& args) {
+  const int num_experts = static_cast<int>(args.experts.size());
+  CHECK_LE(args.num_tokens, limits_.max_tokens);
+  CHECK_LE(args.hidden, limits_.hidden);
+  CHECK(num_experts > 0 && num_experts <= limits_.num_experts);
+  CHECK_LE(args.experts_per_token, limits_.experts_per_token);
+  CHECK_EQ(args.router.rows, num_experts);
+  CHECK(args.experts_per_token <= args.router.rows / args.num_groups * args.topk_groups);
+  CHECK_LE(args.num_groups, kernels::kMaxExpertGroupsCuda);
+  const MlpWeights& first = args.experts[0];
+  CHECK_LE(first.gate.rows,
+           limits_.max_expert_width > 0 ? limits_.max_expert_width : limits_.max_mlp_width);
+  // The kernels find an expert's matrices by its number.
+  const auto check_even = [&](Matrix MlpWeights::*member) {
+    const Matrix& base = first.*member;
+    const int64_t apart = num_experts > 1 ? args.experts[1].gate.data - first.gate.data : 0;
+    for (int e = 0; e < num_experts; ++e) {
+      const Matrix& matrix = args.experts[e].*member;
+      CHECK(matrix.data == base.data + e * apart && matrix.type == base.type &&
+            matrix.rows == base.rows && matrix.cols == base.cols)
+          << "expert " << e << " is not where its number says";
+    }
+  };
+  check_even(&MlpWeights::gate);
+  check_even(&MlpWeights::up);
+  check_even(&MlpWeights::down);
+  for (int token = 0; token < args.num_tokens; token += layout_.wave_tokens) {
+    RunMoeWave(args, token, std::min(layout_.wave_tokens, args.num_tokens - token));
+  }
+  if (args.shared != nullptr) Mlp(args.num_tokens, args.x, *args.shared, args.out);
+}
+
+}  // namespace writescope::ops
