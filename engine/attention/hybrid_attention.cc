@@ -153,6 +153,51 @@ void HybridAttention::AttendResident(const StepAttention& step, int layer, const
                        .out = out});
 }
 
+absl::Status HybridAttention::AttendWaves(int layer, const float* q,
+                                          const ops::AttendState& state) {
+  const StepAttention& attention = *step_.attention;
+  device::Queue& compute = ops_.device().compute();
+  // Waves that landed, or are about to, are attended to together: a call costs as much as a copy.
+  std::vector<ops::AttendSpan> spans;
+  std::vector<int> slots;
+  int num_waves = 0;
+  device::Event landed;
+  const auto attend = [&] {
+    if (spans.empty()) return;
+    compute.WaitFor(landed);
+    TimedAttend({.kv = options_.geometry,
+                 .num_heads = options_.num_heads,
+                 .q = q,
+                 .spans = spans,
+                 .readers = attention.runs.readers,
+                 .rows = attention.rows,
+                 .state = state});
+    if (!slots.empty()) {
+      const device::Event read = compute.Record();
+      for (const int slot : slots) pump_->Release(slot, read);
+    }
+    spans.clear();
+    slots.clear();
+    num_waves = 0;
+  };
+  while (true) {
+    const std::optional<Wave> wave = pump_->NextWave();
+    if (!wave.has_value()) {
+      return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",
+                                                      layer, " within ",
+                                                      absl::FormatDuration(options_.wait_limit)));
+    }
+    CHECK_EQ(wave->layer, layer);
+    if (wave->end_of_layer) break;
+    spans.insert(spans.end(), wave->spans.begin(), wave->spans.end());
+    if (wave->slot >= 0) slots.push_back(wave->slot);
+    landed = wave->landed;
+    if (++num_waves >= pump_->waves_per_call()) attend();
+  }
+  attend();
+  return absl::OkStatus();
+}
+
 absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::AttendState& state,
                                           void* out, const std::function<void()>& between) {
   const StepAttention& attention = *step_.attention;
@@ -168,25 +213,7 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
     compute.SetFlag(&cpu_->flags()[layer].query_ready, step_.epoch);
   }
   AttendOnDevice(attention, layer, q, state, /*timed=*/true);
-  while (true) {
-    const std::optional<Wave> wave = pump_->NextWave();
-    if (!wave.has_value()) {
-      return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",
-                                                      layer, " within ",
-                                                      absl::FormatDuration(options_.wait_limit)));
-    }
-    CHECK_EQ(wave->layer, layer);
-    if (wave->end_of_layer) break;
-    compute.WaitFor(wave->landed);
-    TimedAttend({.kv = options_.geometry,
-                 .num_heads = options_.num_heads,
-                 .q = q,
-                 .spans = wave->spans,
-                 .readers = attention.runs.readers,
-                 .rows = attention.rows,
-                 .state = state});
-    if (wave->slot >= 0) pump_->Release(wave->slot, compute.Record());
-  }
+  RETURN_IF_ERROR(AttendWaves(layer, q, state));
   if (between) between();
   if (step_.handoff) {
     compute.RecordTime(&times.device_done_s);

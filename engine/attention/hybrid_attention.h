@@ -115,6 +115,8 @@ class HybridAttention {
   // The blocks that the device reads where they are: device runs and open tails.
   void AttendOnDevice(const StepAttention& step, int layer, const float* q,
                       const ops::AttendState& state, bool timed);
+  // The waves of the layer, as the pump delivers them.
+  absl::Status AttendWaves(int layer, const float* q, const ops::AttendState& state);
   void TimedAttend(const ops::AttendArgs& args);
   AttentionStats CollectStats(double begin_s, double end_s) const;
   void CollectHandoff(const LayerProgress& progress, const LayerTimes& times,

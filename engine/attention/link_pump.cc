@@ -13,6 +13,8 @@ namespace {
 
 // Copies of this size reach the link's full rate; larger ones only make the ring coarse.
 constexpr int64_t kSlotBytes = 2 * kMiB;
+// Attending to this much takes the device a few microseconds, the time of a few launches.
+constexpr int64_t kCallBytes = 16 * kMiB;
 constexpr int64_t kSmallestGuidedBytes = 256 * kKiB;
 // Two copies in flight keep the link busy; more would claim work long before it is done.
 constexpr size_t kCopiesInFlight = 2;
@@ -43,6 +45,8 @@ LinkPump::LinkPump(const Options& options, device::Device& device, device::Buffe
   slot_blocks_ = std::max<int64_t>(1, wanted / block_bytes);
   slot_bytes_ = slot_blocks_ * block_bytes;
   num_slots_ = static_cast<int>(options.ring_bytes / slot_bytes_);
+  waves_per_call_ = static_cast<int>(
+      std::clamp<int64_t>(num_slots_ / 4, 1, std::max<int64_t>(1, kCallBytes / slot_bytes_)));
   ResetRing();
   thread_ = std::thread([this] { Loop(); });
 }

@@ -59,6 +59,9 @@ class LinkPump {
   std::optional<Wave> NextWave();
   // Engine thread: the slot's bytes are needed until `read`.
   void Release(int slot, device::Event read);
+  // Waves that may be kept for one call before they are released: few enough that the pump always
+  // finds slots.
+  int waves_per_call() const { return waves_per_call_; }
   // Engine thread: whether the step's copies have all been put on the way, or given up.
   bool AwaitDone(absl::Duration timeout);
   // Of the last step; call after AwaitDone and after the upload queue is idle.
@@ -91,6 +94,7 @@ class LinkPump {
   int64_t slot_blocks_ = 1;
   int64_t slot_bytes_ = 0;
   int num_slots_ = 0;
+  int waves_per_call_ = 1;
 
   std::unique_ptr<BoundedQueue<FreeSlot>> free_slots_;
   std::unique_ptr<BoundedQueue<Wave>> waves_;

@@ -22,14 +22,43 @@ double Uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(z >> 11) * 0x1.0p-53;
 }
 
-TokenId ArgMax(std::span<const float> logits) {
-  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
+// A token whose weight is less than 2^-60 of the best one's cannot be drawn by a number of 53 bits.
+constexpr double kNegligibleLog = 60 * 0.6931471805599453;
 
 }  // namespace
 
+TokenId ArgMax(std::span<const float> logits) {
+  // The largest of each block in lanes that a compiler turns into vector code: vocabularies are
+  // large, and this runs for every sequence of every step.
+  constexpr size_t kBlock = 1024;
+  constexpr size_t kLanes = 16;
+  float best = kMinusInfinity;
+  size_t best_block = 0;
+  for (size_t first = 0; first < logits.size(); first += kBlock) {
+    const std::span<const float> block =
+        logits.subspan(first, std::min(kBlock, logits.size() - first));
+    float lanes[kLanes];
+    std::fill_n(lanes, kLanes, kMinusInfinity);
+    const size_t whole = block.size() / kLanes * kLanes;
+    for (size_t i = 0; i < whole; i += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        lanes[lane] = block[i + lane] > lanes[lane] ? block[i + lane] : lanes[lane];
+      }
+    }
+    float largest = *std::max_element(lanes, lanes + kLanes);
+    for (size_t i = whole; i < block.size(); ++i) largest = std::max(largest, block[i]);
+    if (largest > best) {
+      best = largest;
+      best_block = first;
+    }
+  }
+  const auto begin = logits.begin() + static_cast<int64_t>(best_block);
+  const auto found = std::find(begin, logits.end(), best);
+  return found == logits.end() ? 0 : static_cast<TokenId>(found - logits.begin());
+}
+
 PositionLogprobs LogprobsOf(std::span<const float> logits, TokenId token, int top) {
-  const float max = *std::max_element(logits.begin(), logits.end());
+  const float max = logits[static_cast<size_t>(ArgMax(logits))];
   double sum = 0;
   int rank = 1;
   const float own = logits[static_cast<size_t>(token)];
@@ -110,42 +139,64 @@ absl::StatusOr<SampledToken> Sampler::Sample(std::span<const float> logits, int6
 }
 
 TokenId Sampler::Draw(int64_t index) {
+  const double max = work_[static_cast<size_t>(ArgMax(work_))];
+  const double negligible = max - kNegligibleLog * params_.temperature;
   candidates_.clear();
   for (size_t i = 0; i < work_.size(); ++i) {
-    if (work_[i] > kMinusInfinity) candidates_.push_back({work_[i], static_cast<TokenId>(i)});
+    if (work_[i] >= negligible) candidates_.push_back({work_[i], 0, static_cast<TokenId>(i)});
   }
   const auto more_likely = [](const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
   };
-  const auto begin = candidates_.begin();
   if (params_.top_k > 0 && static_cast<size_t>(params_.top_k) < candidates_.size()) {
-    std::nth_element(begin, begin + params_.top_k - 1, candidates_.end(), more_likely);
+    std::nth_element(candidates_.begin(), candidates_.begin() + params_.top_k - 1,
+                     candidates_.end(), more_likely);
     candidates_.resize(static_cast<size_t>(params_.top_k));
   }
-  // The order matters even without top_p: it makes the draw independent of how the set was found.
-  std::sort(candidates_.begin(), candidates_.end(), more_likely);
-  // A temperature near 0 makes the quotient overflow for all but the best, which is what it means.
-  const double max = candidates_.front().logit;
-  const auto weight = [&](const Candidate& c) {
-    return std::exp((static_cast<double>(c.logit) - max) / params_.temperature);
-  };
   double total = 0;
-  for (const Candidate& c : candidates_) total += weight(c);
-  // min_p, then the shortest head that holds top_p of the probability; the best token always stays.
+  for (Candidate& c : candidates_) {
+    // A temperature near 0 makes the quotient overflow for all but the best, which is what it
+    // means.
+    c.weight = std::exp((c.logit - max) / params_.temperature);
+    total += c.weight;
+  }
+  KeepTopP(total, more_likely);
+  std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < params_.min_p; });
+  // In the order of ids, so that the draw does not depend on how the set was found.
+  std::sort(candidates_.begin(), candidates_.end(),
+            [](const Candidate& a, const Candidate& b) { return a.token < b.token; });
+  double kept = 0;
+  for (const Candidate& c : candidates_) kept += c.weight;
+  double target = Uniform(seed_, static_cast<uint64_t>(index)) * kept;
+  for (const Candidate& c : candidates_) {
+    target -= c.weight;
+    if (target < 0) return c.token;
+  }
+  return candidates_.back().token;
+}
+
+template <typename Order>
+void Sampler::KeepTopP(double total, const Order& more_likely) {
+  if (params_.top_p >= 1) return;
+  // The shortest head that holds top_p of the probability is short as a rule: heads that grow are
+  // sorted, not the vocabulary.
+  constexpr size_t kFirstHead = 256;
   double kept = 0;
   size_t count = 0;
-  while (count < candidates_.size()) {
-    const double w = weight(candidates_[count]);
-    if (count > 0 && (w < params_.min_p || kept >= params_.top_p * total)) break;
-    kept += w;
-    ++count;
+  for (size_t head = std::min(kFirstHead, candidates_.size());;
+       head = std::min(8 * head, candidates_.size())) {
+    const auto begin = candidates_.begin() + static_cast<int64_t>(count);
+    const auto end = candidates_.begin() + static_cast<int64_t>(head);
+    if (head < candidates_.size()) {
+      std::nth_element(begin, end - 1, candidates_.end(), more_likely);
+    }
+    std::sort(begin, end, more_likely);
+    while (count < head && (count == 0 || kept < params_.top_p * total)) {
+      kept += candidates_[count++].weight;
+    }
+    if (count < head || head == candidates_.size()) break;
   }
-  double target = Uniform(seed_, static_cast<uint64_t>(index)) * kept;
-  for (size_t i = 0; i < count; ++i) {
-    target -= weight(candidates_[i]);
-    if (target < 0) return candidates_[i].token;
-  }
-  return candidates_[count - 1].token;
+  candidates_.resize(count);
 }
 
 }  // namespace writescope::runtime

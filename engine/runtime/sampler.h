@@ -19,6 +19,9 @@ struct SampledToken {
   std::optional<PositionLogprobs> logprobs;
 };
 
+// The index of the largest logit; the lowest of equal ones. 0 when none is above -infinity.
+TokenId ArgMax(std::span<const float> logits);
+
 // Log-probabilities of one row: of `token`, and of the `top` most likely tokens (ties: lowest id
 // first).
 PositionLogprobs LogprobsOf(std::span<const float> logits, TokenId token, int top);
@@ -41,6 +44,9 @@ class Sampler {
  private:
   void Penalise(std::vector<float>& logits) const;
   TokenId Draw(int64_t index);
+  // Of candidates_ keeps the most likely ones that hold top_p of `total`, at least one.
+  template <typename Order>
+  void KeepTopP(double total, const Order& more_likely);
 
   const SamplingParams params_;
   const uint64_t seed_;
@@ -50,6 +56,7 @@ class Sampler {
   std::vector<float> work_;
   struct Candidate {
     float logit;
+    double weight;
     TokenId token;
   };
   std::vector<Candidate> candidates_;

@@ -13,6 +13,7 @@
 #include "engine/model/weights.h"
 #include "engine/runtime/accelerator.h"
 #include "engine/runtime/rate_probe.h"
+#include "engine/runtime/sampler.h"
 
 namespace writescope::bench {
 namespace {
@@ -187,8 +188,7 @@ absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, b
     slices.push_back({.slot = slots_[i], .tokens = std::span(tokens).subspan(i, 1)});
   }
   const auto sample = [&](int slice, int64_t, std::span<const float> logits) {
-    next_tokens_[static_cast<size_t>(slice)] =
-        static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    next_tokens_[static_cast<size_t>(slice)] = runtime::ArgMax(logits);
   };
   StepTiming timing;
   int full_slice = -1;

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <random>
@@ -67,6 +69,42 @@ TEST(SamplerTest, FiltersKeepTheBestTokens) {
   EXPECT_EQ(Draws({.temperature = 1, .top_p = 1e-6}, 200).size(), 1u);
   EXPECT_EQ(Draws({.temperature = 1, .min_p = 0.3}, 4000).size(), 3u);
   EXPECT_EQ(Draws({.temperature = 1e-4}, 500).size(), 2u);
+}
+
+TEST(SamplerTest, ArgMaxFindsTheFirstOfTheLargestAnywhere) {
+  for (const size_t size : {1u, 15u, 16u, 17u, 1023u, 1024u, 1025u, 5000u}) {
+    for (const size_t at : {size_t{0}, size / 2, size - 1}) {
+      std::vector<float> logits(size, -3.0F);
+      logits[at] = -1;
+      logits[size - 1] = -1;
+      EXPECT_EQ(ArgMax(logits), static_cast<TokenId>(at)) << size;
+    }
+  }
+}
+
+TEST(SamplerTest, TopPOfALargeVocabularyIsItsShortestHead) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0, 1);
+  std::vector<float> logits(5000);
+  for (float& logit : logits) logit = normal(random);
+  for (const double top_p : {0.05, 0.5, 0.95}) {
+    std::vector<float> sorted = logits;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    double total = 0, kept = 0;
+    for (const float logit : sorted) total += std::exp(logit);
+    size_t head = 0;
+    while (kept < top_p * total) kept += std::exp(sorted[head++]);
+    const float least = sorted[head - 1];
+    Sampler sampler({.temperature = 1, .top_p = top_p}, 1, {});
+    float lowest_drawn = sorted[0];
+    for (int i = 0; i < 4000; ++i) {
+      const TokenId token = sampler.Sample(logits, i, {}, std::nullopt)->token;
+      lowest_drawn = std::min(lowest_drawn, logits[static_cast<size_t>(token)]);
+    }
+    EXPECT_GE(lowest_drawn, least) << top_p;
+    // Among so many draws one comes from the last tenth of the head.
+    EXPECT_LE(lowest_drawn, sorted[head - head / 10 - 1]) << top_p;
+  }
 }
 
 TEST(SamplerTest, ADrawDependsOnSeedAndPositionAlone) {
