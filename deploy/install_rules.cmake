@@ -5,6 +5,8 @@ include(GNUInstallDirs)
 
 # writescope_program(TARGET): built into bin/, and part of the bundle.
 function(writescope_program target)
+  # As RPATH, not RUNPATH: it then serves the libraries' own needs too, which lie in the same folder.
+  target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
   set_target_properties(${target} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin
     INSTALL_RPATH "$ORIGIN/../lib:/usr/local/cuda/lib64")
@@ -18,16 +20,4 @@ function(writescope_install_libraries)
                         "^libcuda" "^libcublas"
     POST_EXCLUDE_REGEXES "/ld-linux" "/lib(c|m|dl|rt|pthread|resolv)\\.so"
     LIBRARY DESTINATION lib)
-  # The libraries need each other; they lie in one folder.
-  install(CODE [[
-    find_program(PATCHELF patchelf)
-    if(NOT PATCHELF)
-      message(STATUS "no patchelf: start the programs with LD_LIBRARY_PATH=${CMAKE_INSTALL_PREFIX}/lib")
-    else()
-      file(GLOB libraries "${CMAKE_INSTALL_PREFIX}/lib/*.so*")
-      foreach(library ${libraries})
-        execute_process(COMMAND ${PATCHELF} --set-rpath "$ORIGIN" ${library})
-      endforeach()
-    endif()
-  ]])
 endfunction()
