@@ -149,6 +149,7 @@ bool ControlLoop::LookAtWorker(WorkerState& state) {
     absl::StatusOr<roofline::MachineProfile> profile = client_.GetMachineProfile();
     if (profile.ok()) {
       estimator_.Seed(profile->rates);
+      handoff_seconds_ = profile->handoff_per_layer_seconds * profile->num_layers;
       profile_known_ = true;
     }
   }
@@ -171,6 +172,7 @@ void ControlLoop::StartAnew(const WorkerState& state) {
   status_.last_decision = {};
   estimator_ = Estimator(options_.estimator);
   profile_known_ = false;
+  handoff_seconds_ = 0;
   attempted_generation_ = 0;
   attempted_table_ = {};
   accepted_at_.reset();
@@ -187,6 +189,7 @@ void ControlLoop::Learn(const StepBatch& batch) {
     load.dense_seconds = estimator_.DenseSeconds(sample.batch_size);
     load.ahead_fraction = estimator_.AheadFraction();
     load.device_attention_seconds = estimator_.ResidentSeconds(sample.resident_bytes);
+    load.handoff_seconds = handoff_seconds_;
     // Before the step is learnt from: a prediction, not a fit.
     const double predicted =
         estimator_.num_used() == 0
@@ -226,6 +229,7 @@ PolicyInput ControlLoop::MakeInput(const WorkerState& state) const {
   const StepSample& step = status_.last_step;
   PolicyInput input;
   input.spec.rates = estimator_.rates();
+  input.spec.handoff_seconds = handoff_seconds_;
   const uint64_t requests = uint64_t{state.running_requests} + state.waiting_requests;
   const uint64_t batches = std::max<uint64_t>(2 * requests, step.batch_size);
   input.spec.batches = estimator_.BatchLoads(

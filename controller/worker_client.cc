@@ -108,6 +108,7 @@ roofline::MachineProfile FromProto(const v1::MachineProfile& proto) {
                    proto.link_with_cpu(), proto.device()};
   profile.cpu_workers = static_cast<int>(std::min<uint32_t>(proto.cpu_workers(), 1 << 20));
   profile.handoff_per_layer_seconds = absl::ToDoubleSeconds(FromProto(proto.handoff_per_layer()));
+  profile.num_layers = static_cast<int>(std::min<uint32_t>(proto.num_layers(), 1 << 20));
   profile.copy_overhead_seconds = absl::ToDoubleSeconds(FromProto(proto.copy_overhead()));
   profile.device_budget_bytes = static_cast<int64_t>(proto.device_budget_bytes());
   profile.host_budget_bytes = static_cast<int64_t>(proto.host_budget_bytes());

@@ -112,6 +112,7 @@ void ToProto(const roofline::MachineProfile& profile, v1::MachineProfile* proto)
   proto->set_device_budget_bytes(Total(profile.device_budget_bytes));
   proto->set_host_budget_bytes(Total(profile.host_budget_bytes));
   proto->set_measured(profile.measured);
+  proto->set_num_layers(Count(profile.num_layers));
 }
 
 v1::ShareOutcome ToProto(runtime::ShareOutcome outcome) {

@@ -26,6 +26,8 @@ struct MachineProfile {
 
   int cpu_workers = 0;
   double handoff_per_layer_seconds = 0;
+  // Of the model that a worker serves on this machine. No part of a profile in a file.
+  int num_layers = 0;
   double copy_overhead_seconds = 0;  // Of each host-to-device copy.
   // Dense work of the device, for estimates of D: fraction of `rates.device` that it reads weights
   // at, and a fixed time per layer.

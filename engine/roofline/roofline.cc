@@ -199,6 +199,13 @@ BestShareResult BestPingPong(const StepLoad& load, const Rates& rates, double ha
   return {share, cost(share), SharedSeconds(p, share)};
 }
 
+double AheadFraction(double link_alone, double dense_seconds, double ring_bytes, int num_layers) {
+  const double in_dense_time =
+      Bounded(link_alone, kMaxRate) * Bounded(dense_seconds, kNeverSeconds);
+  const double in_ring = Bounded(ring_bytes, kMaxBytes) * std::max(num_layers, 0);
+  return in_ring >= in_dense_time ? 1 : in_ring / in_dense_time;
+}
+
 double LinkRateForCopies(double link_bytes_per_second, double copy_bytes,
                          double copy_overhead_seconds) {
   const double rate = Bounded(link_bytes_per_second, kMaxRate);

@@ -62,6 +62,10 @@ double PredictPingPong(const StepLoad& load, const Rates& rates, double half_den
                        double share);
 BestShareResult BestPingPong(const StepLoad& load, const Rates& rates, double half_dense_seconds);
 
+// StepLoad::ahead_fraction of a link whose staging ring holds `ring_bytes`: in each of the layers'
+// parts of D it goes on until the ring is full of what nobody reads yet.
+double AheadFraction(double link_alone, double dense_seconds, double ring_bytes, int num_layers);
+
 // What remains of a link's rate when every copy of `copy_bytes` costs a fixed time on top.
 double LinkRateForCopies(double link_bytes_per_second, double copy_bytes,
                          double copy_overhead_seconds);

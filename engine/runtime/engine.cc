@@ -30,6 +30,7 @@
 #include "engine/runtime/rate_probe.h"
 #include "engine/runtime/request_validation.h"
 #include "engine/runtime/step_loop.h"
+#include "engine/runtime/step_model.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/tokenizer/tokenizer_config.h"
 
@@ -121,10 +122,11 @@ class EngineImpl final : public Engine {
                                                             ExpertFormat(options)));
     ASSIGN_OR_RETURN(runner_,
                      ModelRunner::Create(loaded_.config, *weights_, *ops_, loaded_.sized.runner));
-    share_.emplace(StartUpTable(),
+    ASSIGN_OR_RETURN(const StepModel model, ModelSteps());
+    share_.emplace(model.Table(KvBytesOnDevice(), loaded_.sized.plan.host_total_bytes),
                    roofline::ShareInterval{options.min_cpu_share, options.max_cpu_share},
                    Clock::Real());
-    loop_.emplace(options, *runner_, *device_, *share_, profile_.rates, observer,
+    loop_.emplace(options, *runner_, *device_, *share_, model, observer,
                   [this](const ActiveRequest& request) { Forget(request); });
     loop_->Start();
     return absl::OkStatus();
@@ -292,6 +294,7 @@ class EngineImpl final : public Engine {
     const EngineOptions& options = loaded_.sized.options;
     if (options.machine_profile.has_value()) {
       profile_ = *options.machine_profile;
+      profile_.num_layers = loaded_.config.num_layers;
       return profile_.Validate();
     }
     const absl::StatusOr<roofline::MachineProfile> probed = ProbeRates(
@@ -299,6 +302,7 @@ class EngineImpl final : public Engine {
     RETURN_IF_ERROR(probed.status());
     profile_ = *probed;
     profile_.host_budget_bytes = options.host_budget_bytes;
+    profile_.num_layers = loaded_.config.num_layers;
     Log(LogLevel::kInfo, "rates probed, bytes per second",
         {{"cpu_alone", profile_.rates.cpu_alone},
          {"cpu_with_link", profile_.rates.cpu_with_link},
@@ -309,14 +313,24 @@ class EngineImpl final : public Engine {
     return absl::OkStatus();
   }
 
-  // What is in force without a controller: the start-up rates, and no dense time yet.
-  roofline::ShareTable StartUpTable() const {
-    roofline::TableSpec spec;
-    spec.rates = profile_.rates;
-    spec.handoff_seconds = profile_.handoff_per_layer_seconds * loaded_.config.num_layers;
-    spec.max_spilled_bytes = static_cast<uint64_t>(
-        std::max<int64_t>(loaded_.sized.plan.host_total_bytes, int64_t{1} << 20));
-    return roofline::BuildShareTable(spec);
+  // What is in force without a controller comes from this: the start-up rates, and dense times of
+  // steps that are run here.
+  absl::StatusOr<StepModel> ModelSteps() {
+    StepModel model(
+        {.rates = profile_.rates,
+         .handoff_seconds = profile_.handoff_per_layer_seconds * loaded_.config.num_layers,
+         .num_layers = loaded_.config.num_layers,
+         .ring_bytes = loaded_.sized.options.ring_bytes});
+    const int max_batch = loaded_.sized.options.max_sequences;
+    RETURN_IF_ERROR(runner_->MeasureDense(1).status());  // The first step touches all weights.
+    for (int batch = 1;; batch = std::min(4 * batch, max_batch)) {
+      ASSIGN_OR_RETURN(const double seconds, runner_->MeasureDense(batch));
+      model.LearnDense(batch, seconds);
+      if (batch == max_batch) return model;
+    }
+  }
+  int64_t KvBytesOnDevice() const {
+    return loaded_.sized.plan.device_kv_tokens * loaded_.sized.plan.kv_bytes_per_token;
   }
 
   LoadedModel loaded_;

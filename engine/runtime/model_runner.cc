@@ -121,15 +121,43 @@ bool ModelRunner::IsResident(int slot) const {
   return true;
 }
 
-int64_t ModelRunner::SpilledBytes(std::span<const int> slots) const {
-  absl::flat_hash_set<int> spilled;
+StepBytes ModelRunner::BytesOf(std::span<const int> slots) const {
+  const int64_t unit_bytes = cache_->blocks().geometry().block_bytes() * config_.num_layers;
+  absl::flat_hash_set<int> seen;
+  StepBytes bytes;
   for (const int slot : slots) {
     for (const int id : cache_->SealedBlocks(slot)) {
-      if (cache_->blocks().read_place(id).region != RegionKind::kDevice) spilled.insert(id);
+      if (!seen.insert(id).second) continue;
+      const RegionKind region = cache_->blocks().read_place(id).region;
+      (region == RegionKind::kDevice ? bytes.resident : bytes.spilled) += unit_bytes;
+      if (region == RegionKind::kStream) bytes.stream += unit_bytes;
+      if (region == RegionKind::kHost) bytes.host += unit_bytes;
     }
   }
-  return static_cast<int64_t>(spilled.size()) * cache_->blocks().geometry().block_bytes() *
-         config_.num_layers;
+  return bytes;
+}
+
+absl::StatusOr<double> ModelRunner::MeasureDense(int batch_size) {
+  std::vector<int> slots;
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < batch_size; ++i) {
+    slots.push_back(cache_->AddSequence(1));
+    CHECK_GE(slots.back(), 0);
+    // Each its own token: a router sends equal ones to the same experts.
+    tokens.push_back(static_cast<TokenId>(int64_t{7919} * (i + 1) % config_.vocab_size));
+  }
+  std::vector<StepSlice> slices;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    slices.push_back({.slot = slots[i], .tokens = std::span(tokens).subspan(i, 1)});
+  }
+  int full_slice = -1;
+  const double began_s = device::NowSeconds();
+  const absl::Status status = RunResident(
+      slices, [](int, int64_t, std::span<const float>) {}, &full_slice);
+  const double seconds = device::NowSeconds() - began_s;
+  for (const int slot : slots) cache_->RemoveSequence(slot);
+  RETURN_IF_ERROR(status);
+  return seconds;
 }
 
 absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, int64_t retain_keep_free,

@@ -89,8 +89,9 @@ class ModelRunner {
   attention::HybridAttention& attention() { return *attention_; }
   model::Decoder& decoder() { return *decoder_; }
   int vocab_size() const { return config_.vocab_size; }
-  // Spilled bytes that a step over these slots would read, each shared byte once.
-  int64_t SpilledBytes(std::span<const int> slots) const;
+  // What a step over these slots would read of sealed blocks.
+  StepBytes BytesOf(std::span<const int> slots) const;
+  int64_t SpilledBytes(std::span<const int> slots) const { return BytesOf(slots).spilled; }
   bool IsResident(int slot) const;
 
   // One forward pass. RESOURCE_EXHAUSTED: no KV block for slice `*full_slice`, and nothing has
@@ -102,6 +103,8 @@ class ModelRunner {
   // StepOptions::between.
   absl::Status RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
                            int* full_slice);
+  // Seconds of a step of this many sequences that have no KV yet: D, nearly. Before any is open.
+  absl::StatusOr<double> MeasureDense(int batch_size);
   // False: a thread of a failed step did not come back; the engine cannot go on.
   bool Ok() const { return attention_->Ok(); }
 

@@ -19,15 +19,15 @@ constexpr absl::Duration kIdleWait = absl::Milliseconds(100);
 }  // namespace
 
 StepLoop::StepLoop(const EngineOptions& options, ModelRunner& runner, device::Device& device,
-                   CpuShareSlot& share, const roofline::Rates& rates, EngineObserver* observer,
+                   CpuShareSlot& share, StepModel model, EngineObserver* observer,
                    std::function<void(const ActiveRequest&)> on_end)
     : options_(options),
       runner_(runner),
       device_(device),
       share_(share),
-      rates_(rates),
       observer_(observer),
-      on_end_(std::move(on_end)) {
+      on_end_(std::move(on_end)),
+      model_(std::move(model)) {
   state_.cpu_workers = runner_.attention().num_workers();
   state_.cut = options_.cut;
   Beat();

@@ -18,6 +18,7 @@
 #include "engine/runtime/cpu_share_slot.h"
 #include "engine/runtime/engine.h"
 #include "engine/runtime/model_runner.h"
+#include "engine/runtime/step_model.h"
 
 namespace writescope::runtime {
 
@@ -27,7 +28,7 @@ class StepLoop {
   // All references must outlive the loop. `on_end` is called by the engine thread when a request is
   // gone.
   StepLoop(const EngineOptions& options, ModelRunner& runner, device::Device& device,
-           CpuShareSlot& share, const roofline::Rates& rates, EngineObserver* observer,
+           CpuShareSlot& share, StepModel model, EngineObserver* observer,
            std::function<void(const ActiveRequest&)> on_end);
   ~StepLoop();
 
@@ -67,7 +68,7 @@ class StepLoop {
   void StepResidentBetween(std::vector<ActiveRequest*>& resident, double hybrid_began_s,
                            double* resident_s, int* resident_steps,
                            const std::function<bool()>& cpu_at_work);
-  attention::SharePlan ChooseShare(int batch_size, int64_t spilled_bytes, StepStats* stats);
+  attention::SharePlan ChooseShare(int batch_size, const StepBytes& bytes, StepStats* stats);
   void TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
                   std::span<const float> logits);
   // After a failed step: pauses, drops or fails what it takes to go on.
@@ -88,7 +89,6 @@ class StepLoop {
   ModelRunner& runner_;
   device::Device& device_;
   CpuShareSlot& share_;
-  const roofline::Rates rates_;  // For predictions
   EngineObserver* const observer_;
   const std::function<void(const ActiveRequest&)> on_end_;
   Clock& clock_ = Clock::Real();
@@ -107,9 +107,9 @@ class StepLoop {
   Requests running_;  // In order of arrival; paused ones among them
   absl::flat_hash_map<RequestId, absl::Status> errors_;  // Of requests that end after this step
   EngineState state_;
+  StepModel model_;
   bool last_was_prefill_ = false;
   bool hybrid_running_ = false;  // Inside ModelRunner::Run of a decode step
-  double dense_s_ = 0;           // D of recent hybrid steps, smoothed
   std::thread thread_;
 };
 

@@ -85,12 +85,17 @@ void StepLoop::RunDecode(const std::vector<ActiveRequest*>& requests) {
     (runner_.IsResident(request->slot) ? resident : spilled).push_back(request);
   }
   if (spilled.empty()) {
+    const int batch_size = static_cast<int>(resident.size());
+    std::vector<int> slots;
+    for (const ActiveRequest* request : resident) slots.push_back(request->slot);
+    StepStats step;
+    step.predicted_step_seconds = model_.PredictSeconds(batch_size, runner_.BytesOf(slots), 0);
     const double began_s = device::NowSeconds();
     if (!RunResident(resident)) return;
     const double step_s = device::NowSeconds() - began_s;
     attention::AttentionStats stats;
     stats.dense_s = step_s;
-    ReportStep(StepKind::kDecode, 0, stats, step_s, static_cast<int>(resident.size()), {});
+    ReportStep(StepKind::kDecode, 0, stats, step_s, batch_size, step);
   } else {
     RunHybrid(spilled, resident);
   }
@@ -144,17 +149,15 @@ void StepLoop::StepResidentBetween(std::vector<ActiveRequest*>& resident, double
   }
 }
 
-attention::SharePlan StepLoop::ChooseShare(int batch_size, int64_t spilled_bytes,
+attention::SharePlan StepLoop::ChooseShare(int batch_size, const StepBytes& bytes,
                                            StepStats* stats) {
   attention::SharePlan plan;
-  plan.cpu_share = share_.Lookup(batch_size, spilled_bytes, &stats->share_generation);
+  plan.cpu_share = share_.Lookup(batch_size, bytes.spilled, &stats->share_generation);
   // A share of 0 is the roofline's word that the link is done before the CPU could help.
   plan.handoff = plan.cpu_share > 0;
   plan.meet = options_.cut == CutMode::kMeet && plan.handoff;
   stats->planned_cpu_share = plan.cpu_share;
-  stats->predicted_step_seconds = roofline::PredictStep(
-      {.spilled_bytes = static_cast<double>(spilled_bytes), .dense_seconds = dense_s_}, rates_,
-      plan.cpu_share);
+  stats->predicted_step_seconds = model_.PredictSeconds(batch_size, bytes, plan.cpu_share);
   return plan;
 }
 
@@ -170,8 +173,7 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   }
   StepStats stats;
   StepOptions options;
-  options.share =
-      ChooseShare(static_cast<int>(requests.size()), runner_.SpilledBytes(slots), &stats);
+  options.share = ChooseShare(static_cast<int>(requests.size()), runner_.BytesOf(slots), &stats);
   if (options_.retention) {
     options.retain_keep_free =
         runner_.cache().blocks().region(kvcache::RegionKind::kDevice).num_blocks() /
@@ -212,8 +214,9 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   }
   ReportStep(StepKind::kDecode, 0, result->attention, step_s, static_cast<int>(requests.size()),
              stats);
-  constexpr double kSmoothing = 0.2;
-  dense_s_ += (dense_s_ == 0 ? 1 : kSmoothing) * (result->attention.dense_s - dense_s_);
+  model_.LearnDense(static_cast<int>(requests.size()), result->attention.dense_s);
+  model_.LearnDeviceAttention(result->attention.resident_bytes + result->attention.link_bytes,
+                              result->attention.device_attention_s);
   // Nobody may starve, also when the CPU leaves no idle time.
   stepping = resident;
   std::erase_if(stepping, [&](ActiveRequest* request) {

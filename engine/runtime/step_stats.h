@@ -9,6 +9,14 @@ namespace writescope::runtime {
 
 enum class StepKind { kDecode, kPrefill };
 
+// Bytes of KV that a step reads, each shared byte once.
+struct StepBytes {
+  int64_t spilled = 0;
+  int64_t stream = 0;  // Of the spilled ones, those that only the link can carry
+  int64_t host = 0;    // and those that only the CPU can read
+  int64_t resident = 0;
+};
+
 // Busy times are wall-clock, summed over layers. Field meanings are those of
 // writescope.v1.StepTelemetry.
 struct StepStats {

@@ -188,6 +188,7 @@ TEST(WorkerClientTest, ConvertsStateAndProfile) {
   server.service.profile.set_link_with_cpu(42e9);
   server.service.profile.mutable_handoff_per_layer()->set_nanos(8000);
   server.service.profile.set_measured(true);
+  server.service.profile.set_num_layers(48);
 
   GrpcWorkerClient client(Options(server.address()));
   const auto got = client.GetWorkerState();
@@ -211,6 +212,7 @@ TEST(WorkerClientTest, ConvertsStateAndProfile) {
   EXPECT_EQ(profile->rates.link_with_cpu, 42e9);
   EXPECT_DOUBLE_EQ(profile->handoff_per_layer_seconds, 8e-6);
   EXPECT_TRUE(profile->measured);
+  EXPECT_EQ(profile->num_layers, 48);
 }
 
 TEST(WorkerClientTest, SendsUpdatesAndReadsOutcomes) {

@@ -199,6 +199,8 @@ TEST_F(ControlServiceTest, MachineProfileAndLinkPace) {
   v1::GetMachineProfileResponse profile;
   ASSERT_TRUE(control_->GetMachineProfile(&context, {}, &profile).ok());
   EXPECT_EQ(profile.profile().cpu_with_link(), 3e9);
+  EXPECT_EQ(profile.profile().handoff_per_layer().nanos(), 8000);
+  EXPECT_EQ(profile.profile().num_layers(), 2u);
   v1::SetLinkPaceRequest request;
   request.set_bytes_per_second(1e9);
   v1::SetLinkPaceResponse reply;

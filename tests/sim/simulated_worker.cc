@@ -79,6 +79,8 @@ class SimulatedWorker::Connection final : public controller::WorkerClient {
     profile.rates = {machine.cpu_alone * factor, machine.cpu_with_link * factor,
                      machine.link_alone * factor, machine.link_with_cpu * factor,
                      machine.device * factor};
+    profile.handoff_per_layer_seconds = machine.handoff_per_layer;
+    profile.num_layers = machine.num_layers;
     return profile;
   }
 

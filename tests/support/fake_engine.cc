@@ -233,6 +233,8 @@ roofline::MachineProfile FakeEngine::machine_profile() const {
   profile.name = "fake";
   profile.rates = {.cpu_alone = 4e9, .cpu_with_link = 3e9, .link_alone = 2e9, .link_with_cpu = 2e9};
   profile.cpu_workers = 1;
+  profile.handoff_per_layer_seconds = 8e-6;
+  profile.num_layers = model_.num_layers;
   return profile;
 }
 

@@ -188,5 +188,21 @@ TEST(RooflineTest, CopiesCostAFixedTime) {
   EXPECT_EQ(LinkRateForCopies(0, 100, 2.6e-6), 0);
 }
 
+TEST(RooflineTest, ARingLimitsWhatGoesAhead) {
+  // 1 GB/s for 10 ms: 10 MB over ten layers.
+  EXPECT_EQ(AheadFraction(1e9, 0.010, 1e6, 10), 1);
+  EXPECT_EQ(AheadFraction(1e9, 0.010, 5e5, 10), 0.5);
+  EXPECT_EQ(AheadFraction(1e9, 0.010, 0, 10), 0);
+  EXPECT_EQ(AheadFraction(1e9, 0, 0, 10), 1);
+  EXPECT_EQ(AheadFraction(0, 0.010, 0, 10), 1);
+  for (const double odd : {std::nan(""), HUGE_VAL, -1.0}) {
+    for (const double fraction : {AheadFraction(odd, 1, 1, 1), AheadFraction(1, odd, 1, 1),
+                                  AheadFraction(1, 1, odd, 1), AheadFraction(1, 1, 1, -1)}) {
+      EXPECT_GE(fraction, 0);
+      EXPECT_LE(fraction, 1);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace writescope::roofline

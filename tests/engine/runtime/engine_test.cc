@@ -104,7 +104,11 @@ TEST(EngineTest, RecallsFactsFromSpilledKvForRequestsThatShareThePrefix) {
       EXPECT_TRUE(share > 0 || last.placement->cpu_tokens == 0);
       EXPECT_TRUE(share < 1 || cut == CutMode::kMeet || last.placement->gpu_streamed_tokens == 0);
     }
-    EXPECT_EQ(engine->state().moved_bytes_total, 0);
+    const EngineState state = engine->state();
+    EXPECT_EQ(state.moved_bytes_total, 0);
+    EXPECT_EQ(engine->machine_profile().num_layers, engine->model().num_layers);
+    ASSERT_TRUE(state.last_decode_step.has_value());
+    EXPECT_GT(state.last_decode_step->predicted_step_seconds, 0);
   }
 }
 

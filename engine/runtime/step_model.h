@@ -1,0 +1,51 @@
+// What the engine itself expects of its steps: the rates that it started with, and what its own
+// steps have shown since. For predictions, and for the shares in force without a controller.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/roofline/roofline.h"
+#include "engine/roofline/share_table.h"
+#include "engine/runtime/step_stats.h"
+
+namespace writescope::runtime {
+
+// Pure, but for what it has been told. Symbols as in engine/roofline.
+class StepModel {
+ public:
+  struct Options {
+    roofline::Rates rates;
+    double handoff_seconds = 0;  // Of all layers
+    int num_layers = 1;
+    int64_t ring_bytes = 0;
+  };
+  explicit StepModel(const Options& options) : options_(options), rates_(options.rates) {}
+
+  // D of one step. Smoothed for each range of batch sizes; the first counts as it is.
+  void LearnDense(int batch_size, double seconds);
+  // Bytes that the device attended to in `seconds`, wherever they came from.
+  void LearnDeviceAttention(int64_t bytes, double seconds);
+
+  // D of a batch: as measured at the nearest size, smaller ones first; 0 before any.
+  double DenseSeconds(int batch_size) const;
+  double PredictSeconds(int batch_size, const StepBytes& bytes, double cpu_share) const;
+  // BestShare for every batch size that D is known of, beside a device region of `device_bytes`
+  // that is read as a whole.
+  roofline::ShareTable Table(int64_t device_bytes, int64_t max_spilled_bytes) const;
+
+ private:
+  struct Dense {
+    int bucket = 0;  // Of batches of up to 2^bucket
+    double seconds = 0;
+  };
+  double AheadFraction(double dense_seconds) const;
+  double ResidentSeconds(int64_t bytes) const;
+
+  const Options options_;
+  roofline::Rates rates_;  // `device` is learnt
+  bool device_measured_ = false;
+  std::vector<Dense> dense_;  // Ascending
+};
+
+}  // namespace writescope::runtime

@@ -1,0 +1,107 @@
+#include "engine/runtime/step_model.h"
+
+#include <gtest/gtest.h>
+
+namespace writescope::runtime {
+namespace {
+
+constexpr roofline::Rates kRates = {.cpu_alone = 12e9,
+                                    .cpu_with_link = 10e9,
+                                    .link_alone = 6e9,
+                                    .link_with_cpu = 5e9,
+                                    .device = 100e9};
+
+StepModel::Options Options() {
+  return {.rates = kRates, .handoff_seconds = 1e-4, .num_layers = 20, .ring_bytes = 1 << 30};
+}
+
+TEST(StepModel, PredictsByAllTermsOfTheRoofline) {
+  StepModel model(Options());
+  model.LearnDense(4, 0.010);
+  // 60 MB could go ahead in D, so the CPU's half is all that is left, beside an idle link.
+  const double cpu_half = 50e6 / 12e9;
+  EXPECT_NEAR(model.PredictSeconds(4, {.spilled = 100'000'000}, 0.5), 0.010 + cpu_half + 1e-4,
+              1e-9);
+  // Without the CPU there is no hand-off, and 40 MB are left for a link that has it to itself.
+  EXPECT_NEAR(model.PredictSeconds(4, {.spilled = 100'000'000}, 0), 0.010 + 40e6 / 6e9, 1e-9);
+  // Resident bytes, when they take longer than both.
+  EXPECT_NEAR(model.PredictSeconds(4, {.spilled = 100'000'000, .resident = 3'000'000'000}, 0.5),
+              0.010 + 0.030 + 50e6 / 100e9 + 1e-4, 1e-9);
+  // Rigid bytes keep the share in their interval: 80 MB are the CPU's at any share, or the link's,
+  // which has 20 of them left when the CPU begins, and 10 when it has done its own.
+  EXPECT_NEAR(model.PredictSeconds(4, {.spilled = 100'000'000, .host = 80'000'000}, 0.5),
+              0.010 + 80e6 / 12e9 + 1e-4, 1e-9);
+  EXPECT_NEAR(model.PredictSeconds(4, {.spilled = 100'000'000, .stream = 80'000'000}, 0.5),
+              0.010 + 20e6 / 10e9 + 10e6 / 6e9 + 1e-4, 1e-9);
+}
+
+TEST(StepModel, ASmallRingLimitsHowFarTheLinkRunsAhead) {
+  StepModel::Options options = Options();
+  options.ring_bytes = 1'000'000;  // 20 MB over the layers, of the 60 MB that D has time for
+  StepModel model(options);
+  model.LearnDense(4, 0.010);
+  EXPECT_NEAR(model.PredictSeconds(4, {.spilled = 100'000'000}, 0), 0.010 + 80e6 / 6e9, 1e-9);
+}
+
+TEST(StepModel, DenseTimeIsThatOfTheNearestBatch) {
+  StepModel model(Options());
+  EXPECT_EQ(model.DenseSeconds(1), 0);
+  model.LearnDense(2, 0.020);
+  EXPECT_EQ(model.DenseSeconds(1), 0.020);
+  EXPECT_EQ(model.DenseSeconds(100), 0.020);
+  model.LearnDense(16, 0.050);
+  EXPECT_EQ(model.DenseSeconds(2), 0.020);
+  EXPECT_EQ(model.DenseSeconds(5), 0.020);
+  EXPECT_EQ(model.DenseSeconds(9), 0.050);
+  // A range of sizes learns from every one of them, slowly.
+  model.LearnDense(10, 0.100);
+  EXPECT_GT(model.DenseSeconds(16), 0.050);
+  EXPECT_LT(model.DenseSeconds(16), 0.070);
+  for (int i = 0; i < 100; ++i) model.LearnDense(12, 0.030);
+  EXPECT_NEAR(model.DenseSeconds(16), 0.030, 1e-6);
+}
+
+TEST(StepModel, DeviceAttentionIsMeasured) {
+  StepModel model(Options());
+  model.LearnDeviceAttention(100, 1);  // Too little to say anything
+  const StepBytes bytes = {.spilled = 1'000'000, .resident = 1'000'000'000};
+  EXPECT_NEAR(model.PredictSeconds(1, bytes, 1), 0.010 + 1e-4, 1e-9);
+  model.LearnDeviceAttention(1'000'000'000, 0.020);
+  EXPECT_NEAR(model.PredictSeconds(1, bytes, 1), 0.020 + 1e-4, 1e-9);
+}
+
+TEST(StepModel, TheTableIsTheRooflinesOwn) {
+  StepModel model(Options());
+  model.LearnDense(1, 0.010);
+  model.LearnDense(8, 0.040);
+  const roofline::ShareTable table = model.Table(0, int64_t{100} << 30);
+  ASSERT_TRUE(table.Validate().ok());
+  ASSERT_EQ(table.buckets.size(), 2u);
+  EXPECT_EQ(table.buckets[0].max_batch, 1u);
+  EXPECT_EQ(table.buckets[1].max_batch, 8u);
+  // What the link can stream in D leaves nothing to share: 60 MB, and 240 MB with eight.
+  EXPECT_EQ(table.Lookup(1, 50'000'000), 0);
+  EXPECT_GT(table.Lookup(1, 150'000'000), 0.2);
+  EXPECT_EQ(table.Lookup(8, 200'000'000), 0);
+  for (const double dense : {0.010, 0.040}) {
+    const uint32_t batch = dense == 0.010 ? 1 : 8;
+    for (const uint64_t spilled : {uint64_t{1} << 29, uint64_t{1} << 32, uint64_t{1} << 35}) {
+      const double best = roofline::BestShare({.spilled_bytes = static_cast<double>(spilled),
+                                               .dense_seconds = dense,
+                                               .handoff_seconds = 1e-4},
+                                              kRates)
+                              .share;
+      EXPECT_NEAR(table.Lookup(batch, spilled), best, 0.01) << batch << ", " << spilled;
+    }
+  }
+}
+
+TEST(StepModel, ATableBeforeAnyStepIsThatOfNoDenseTime) {
+  const StepModel model(Options());
+  const roofline::ShareTable table = model.Table(0, 0);
+  ASSERT_TRUE(table.Validate().ok());
+  EXPECT_NEAR(table.Lookup(1, uint64_t{1} << 30), 10.0 / 15, 0.01);
+}
+
+}  // namespace
+}  // namespace writescope::runtime
