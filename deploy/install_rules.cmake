@@ -20,4 +20,11 @@ function(writescope_install_libraries)
                         "^libcuda" "^libcublas"
     POST_EXCLUDE_REGEXES "/ld-linux" "/lib(c|m|dl|rt|pthread|resolv)\\.so"
     LIBRARY DESTINATION lib)
+  # civetweb, which serves the metrics, looks for OpenSSL by the names that only its -dev package has.
+  install(CODE [[
+    foreach(name ssl crypto)
+      execute_process(COMMAND ${CMAKE_COMMAND} -E create_symlink lib${name}.so.3
+                              "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/lib/lib${name}.so")
+    endforeach()
+  ]])
 endfunction()
