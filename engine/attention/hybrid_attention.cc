@@ -298,7 +298,7 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
   }
   stats.dense_s += std::max(0.0, end_s - gap_start_s);
   for (const OpTime& time : attend_times_) stats.device_attention_s += time.end_s - time.start_s;
-  for (const CopyRecord& copy : pump_->copies()) {
+  for (const CopyRecord& copy : pump_->FinishCopies()) {
     stats.link_bytes += copy.size_bytes;
     stats.link_busy_s += copy.end_s - copy.start_s;
     ++stats.copies;

@@ -97,6 +97,13 @@ bool LinkPump::AwaitDone(absl::Duration timeout) {
   return idle_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return !busy_; });
 }
 
+const std::deque<CopyRecord>& LinkPump::FinishCopies() {
+  for (size_t i = 1; i < copies_.size(); ++i) {
+    if (copies_[i].follows_previous) copies_[i].start_s = copies_[i - 1].end_s;
+  }
+  return copies_;
+}
+
 void LinkPump::Loop() {
   while (std::optional<StepContext*> next = steps_.Pop()) {
     StepContext& step = **next;
@@ -145,9 +152,11 @@ bool LinkPump::StreamLayer(StepContext& step, int layer) {
 bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>& parts) {
   const int64_t block_bytes = options_.geometry.block_bytes();
   Wave wave{.layer = layer, .end_of_layer = false, .spans = {}, .landed = {}, .slot = -1};
+  Piece piece;
   int64_t slot_used = 0;
   const auto hand_over = [&] {
     if (wave.spans.empty()) return true;
+    if (!CopyPiece(step, &piece)) return false;
     wave.landed = device_.upload().Record();
     const bool pushed = waves_->Push(std::move(wave));
     wave = Wave{.layer = layer, .end_of_layer = false, .spans = {}, .landed = {}, .slot = -1};
@@ -174,9 +183,11 @@ bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>&
         to = SlotAddress(wave.slot) + slot_used * block_bytes;
         slot_used += count;
       }
-      if (!CopyPiece(step, to, region.Address(layer, part.first_index + done),
-                     count * block_bytes)) {
-        return false;
+      const std::byte* from = region.Address(layer, part.first_index + done);
+      // Runs of several sequences often lie one after the other: that is one copy.
+      if (!piece.Extend(to, from, count * block_bytes)) {
+        if (!CopyPiece(step, &piece)) return false;
+        piece = {to, from, count * block_bytes};
       }
       wave.spans.push_back({.base = to,
                             .num_blocks = static_cast<int>(count),
@@ -190,20 +201,32 @@ bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>&
   return hand_over();
 }
 
-bool LinkPump::CopyPiece(StepContext& step, std::byte* to, const std::byte* from,
-                         int64_t size_bytes) {
+bool LinkPump::Piece::Extend(const std::byte* more_to, const std::byte* more_from,
+                             int64_t more_bytes) {
+  if (size_bytes == 0 || to + size_bytes != more_to || from + size_bytes != more_from) return false;
+  if (size_bytes + more_bytes > kSlotBytes) return false;
+  size_bytes += more_bytes;
+  return true;
+}
+
+bool LinkPump::CopyPiece(StepContext& step, Piece* piece) {
+  if (piece->size_bytes == 0) return true;
   while (in_flight_.size() >= kCopiesInFlight) {
     if (!in_flight_.front().Wait(options_.wait_limit).ok()) return false;
     in_flight_.pop_front();
     if (step.abort.load(std::memory_order_relaxed)) return false;
   }
+  // A copy that is queued behind another begins when that ends: its start needs no time of its own.
+  const bool queued = !in_flight_.empty() && !in_flight_.back().Done();
   CopyRecord& record = copies_.emplace_back();
-  record.size_bytes = size_bytes;
+  record.size_bytes = piece->size_bytes;
+  record.follows_previous = queued;
   device::Queue& queue = device_.upload();
-  queue.RecordTime(&record.start_s);
-  queue.Copy(to, from, size_bytes);
+  if (!queued) queue.RecordTime(&record.start_s);
+  queue.Copy(piece->to, piece->from, piece->size_bytes);
   queue.RecordTime(&record.end_s);
   in_flight_.push_back(queue.Record());
+  *piece = {};
   return true;
 }
 

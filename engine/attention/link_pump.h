@@ -33,6 +33,7 @@ struct Wave {
 // Bytes and times of one copy, for the step's statistics.
 struct CopyRecord {
   int64_t size_bytes = 0;
+  bool follows_previous = false;  // It was queued behind another: it starts at that one's end.
   double start_s = 0;
   double end_s = 0;
 };
@@ -64,7 +65,9 @@ class LinkPump {
   int waves_per_call() const { return waves_per_call_; }
   // Engine thread: whether the step's copies have all been put on the way, or given up.
   bool AwaitDone(absl::Duration timeout);
-  // Of the last step; call after AwaitDone and after the upload queue is idle.
+  // Of the last step, with all times filled in; call after AwaitDone and after the upload queue is
+  // idle.
+  const std::deque<CopyRecord>& FinishCopies();
   const std::deque<CopyRecord>& copies() const { return copies_; }
   // Engine thread: ends the pump's thread, for good. From then on nothing is submitted here; what
   // has been may still run. The step must have been aborted or have ended.
@@ -83,7 +86,16 @@ class LinkPump {
   bool Stopped(StepContext& step, int layer) const;
   // Copies the parts and hands them over as waves. False: told to stop.
   bool StreamParts(StepContext& step, int layer, const std::vector<Run>& parts);
-  bool CopyPiece(StepContext& step, std::byte* to, const std::byte* from, int64_t size_bytes);
+  // Bytes to be copied in one go.
+  struct Piece {
+    std::byte* to = nullptr;
+    const std::byte* from = nullptr;
+    int64_t size_bytes = 0;
+    // Takes more that follows on both sides, while it stays a copy of ordinary size.
+    bool Extend(const std::byte* more_to, const std::byte* more_from, int64_t more_bytes);
+  };
+  // Submits the piece, if there is one, and leaves none.
+  bool CopyPiece(StepContext& step, Piece* piece);
   std::optional<FreeSlot> TakeSlot(const StepContext& step);
   std::byte* SlotAddress(int index) const { return ring_.data() + index * slot_bytes_; }
   int64_t GuidedBlocks(const MeetCursor& cursor, bool guided) const;
