@@ -6,6 +6,7 @@
 #include <atomic>
 #include <latch>
 #include <memory>
+#include <thread>
 
 #include "absl/time/clock.h"
 #include "tests/support/attention_scenes.h"
@@ -176,6 +177,35 @@ TEST_P(AttentionFailureTest, AThreadThatDoesNotComeBackIsToldByOk) {
   EXPECT_FALSE(rig_.hybrid().Ok());
   EXPECT_LT(absl::Now() - start, kWaitLimit * 40);
   go->count_down();  // So that the rig can end
+}
+
+// It goes on where it was, and submits copies, while its owner is being taken down.
+TEST_P(AttentionFailureTest, AThreadThatComesBackAtTheEndFindsItsMemory) {
+  testing::AttentionRigOptions options = Options();
+  options.cache.blocks = {12, 6, 20, 6};
+  options.cache.prefix_cache = false;
+  auto rig = std::make_unique<AttentionRig>(options);
+  // With room on the device for copies that are kept: those need no slot of the ring.
+  const std::vector<int> first = AddBatch(*rig, 0, {12 * 64}, 5);
+  const std::vector<int> slots = AddBatch(*rig, 0, {900, 700}, 6);
+  rig->cache().Remove(first[0]);
+  ASSERT_TRUE(rig->cache().device().SetLinkPace(2e6).ok());  // A block takes 16 ms.
+  auto go = std::make_shared<std::latch>(1);
+  rig->hybrid().SetClaimHook([go](Side side, int) {
+    if (side == Side::kLink) go->wait();
+    return true;
+  });
+  StepRequest request =
+      DecodeRequest(slots, {.meet = GetParam(), .cpu_share = 0.5, .handoff = true});
+  request.retain_keep_free = 0;
+  EXPECT_FALSE(rig->Run(request).status.ok());
+  EXPECT_FALSE(rig->hybrid().Ok());
+  std::thread late([go] {
+    absl::SleepFor(absl::Milliseconds(50));
+    go->count_down();
+  });
+  rig.reset();
+  late.join();
 }
 
 TEST_P(AttentionFailureTest, CancelledBetweenLayers) {
