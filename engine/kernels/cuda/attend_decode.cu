@@ -2,10 +2,10 @@
 // tensor cores, and nothing is staged, shuffled or transposed. Each key is used by up to 16 (row,
 // head) pairs, so the time is that of reading memory; registers hold the next keys while the
 // present ones are in work.
+#include "engine/kernels/cuda/attend_fold.h"
 #include "engine/kernels/cuda/attend_latent.h"
 #include "engine/kernels/cuda/attend_launch.h"
 #include "engine/kernels/cuda/attend_mma.h"
-#include "engine/kernels/cuda/attend_slices.h"
 
 namespace writescope::kernels {
 namespace {
@@ -21,6 +21,8 @@ struct DecodeShared {
   float o[kWarps][kPanelSlots][kOutStride];
   float m[kWarps][kPanelSlots];
   float l[kWarps][kPanelSlots];
+  FoldShared fold;
+  SliceQueue queue;
 };
 
 // What a warp keeps of the rows g and g + 8 of its lanes.
@@ -119,30 +121,55 @@ __device__ void Weigh(float (&s)[4][4], int lane, const int (&limit)[2], WarpSta
   }
 }
 
-// Takes the warp's share of a slice's units: every kWarps-th.
+// Where one warp's units of a slice lie: every kWarps-th.
 template <int kKDim, int kVDim>
-__device__ void AttendUnits(const SliceCall& call, const Slice& slice, int kv_head, int warp,
-                            int lane, const DecodeShared<kKDim, kVDim>& shared,
-                            const int (&slice_limit)[2], WarpState<kVDim>& state) {
-  // Registers for the next keys are there up to this size.
-  constexpr bool kAhead = kKDim <= 128;
-  constexpr int kKeyUnitBytes = kUnitTokens * kKDim * 2;
-  constexpr int kValueUnitBytes = kUnitTokens * kVDim * 2;
-  constexpr int kKeyPlaneBytes = kUnitsPerBlock * kKeyUnitBytes;
-  const int num_units = (slice.num_tokens + kUnitTokens - 1) / kUnitTokens;
-  const int64_t block_bytes = call.rows.kv.block_bytes();
-  const std::byte* head = slice.base + kv_head * call.rows.kv.head_bytes();
-  const auto block_of = [&](int unit) { return head + unit / kUnitsPerBlock * block_bytes; };
-  const auto load_keys = [&](int unit, UnitKeys<kKDim>& keys) {
-    LoadKeys<kKDim>(block_of(unit) + unit % kUnitsPerBlock * kKeyUnitBytes, lane, keys);
+class SliceUnits {
+ public:
+  static constexpr int kKeyUnitBytes = kUnitTokens * kKDim * 2;
+  static constexpr int kValueUnitBytes = kUnitTokens * kVDim * 2;
+
+  __device__ SliceUnits(const SliceCall& call, const Slice& slice, int kv_head)
+      : head_(slice.base + kv_head * call.rows.kv.head_bytes()),
+        block_bytes_(call.rows.kv.block_bytes()),
+        num_units_(slice.num_blocks == 0 ? 0 : (slice.num_tokens + kUnitTokens - 1) / kUnitTokens) {
+  }
+  __device__ int num_units() const { return num_units_; }
+  __device__ const std::byte* Keys(int unit) const {
+    return Block(unit) + unit % kUnitsPerBlock * kKeyUnitBytes;
+  }
+  __device__ const std::byte* Values(int unit) const {
+    return Block(unit) + kUnitsPerBlock * kKeyUnitBytes + unit % kUnitsPerBlock * kValueUnitBytes;
+  }
+
+ private:
+  __device__ const std::byte* Block(int unit) const {
+    return head_ + unit / kUnitsPerBlock * block_bytes_;
+  }
+
+  const std::byte* head_;
+  int64_t block_bytes_;
+  int num_units_;
+};
+
+// Keys are asked for one unit ahead where registers suffice.
+template <int kKDim>
+constexpr bool kAhead = kKDim <= 128;
+
+// Takes the warp through its units of a slice. With kAhead the first unit's keys have been asked
+// for, and those of the warp's first unit in the slice after it are when this returns.
+template <int kKDim, int kVDim>
+__device__ void AttendUnits(const SliceUnits<kKDim, kVDim>& units,
+                            const SliceUnits<kKDim, kVDim>& next_units, int warp, int lane,
+                            const DecodeShared<kKDim, kVDim>& shared, const int (&slice_limit)[2],
+                            UnitKeys<kKDim>& keys, WarpState<kVDim>& state) {
+  const auto load_next_slice = [&] {
+    if (warp < next_units.num_units()) LoadKeys<kKDim>(next_units.Keys(warp), lane, keys);
   };
-  UnitKeys<kKDim> keys;
-  if (kAhead && warp < num_units) load_keys(warp, keys);
-  for (int unit = warp; unit < num_units; unit += kWarps) {
-    if (!kAhead) load_keys(unit, keys);
+  if (kAhead<kKDim> && warp >= units.num_units()) load_next_slice();
+  for (int unit = warp; unit < units.num_units(); unit += kWarps) {
+    if (!kAhead<kKDim>) LoadKeys<kKDim>(units.Keys(unit), lane, keys);
     UnitValues<kVDim> values;
-    LoadValues<kVDim>(block_of(unit) + kKeyPlaneBytes + unit % kUnitsPerBlock * kValueUnitBytes,
-                      lane, values);
+    LoadValues<kVDim>(units.Values(unit), lane, values);
     float s[4][4] = {};
 #pragma unroll
     for (int step = 0; step < kKDim / kStepDims; ++step) {
@@ -150,7 +177,13 @@ __device__ void AttendUnits(const SliceCall& call, const Slice& slice, int kv_he
 #pragma unroll
       for (int n = 0; n < 4; ++n) Mma(s[n], q, keys[step][0].w[n], keys[step][1].w[n]);
     }
-    if (kAhead && unit + kWarps < num_units) load_keys(unit + kWarps, keys);
+    if (kAhead<kKDim>) {
+      if (unit + kWarps < units.num_units()) {
+        LoadKeys<kKDim>(units.Keys(unit + kWarps), lane, keys);
+      } else {
+        load_next_slice();
+      }
+    }
     const int limit[2] = {slice_limit[0] - unit * kUnitTokens, slice_limit[1] - unit * kUnitTokens};
     Weigh<kVDim>(s, lane, limit, state);
 #pragma unroll
@@ -232,9 +265,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   const int kv_head = blockIdx.y;
   const int warp = threadIdx.x / kWarpLanes;
   const int lane = threadIdx.x % kWarpLanes;
-  SliceCursor cursor(call, blockIdx.x);
-  Slice slice;
-  while (cursor.Next(&slice)) {
+  using Units = SliceUnits<kKDim, kVDim>;
+  UnitKeys<kKDim> keys;
+  shared.queue.Begin(call, blockIdx.x);
+  if (const Units units(call, shared.queue.slices[0], kv_head);
+      kAhead<kKDim> && warp < units.num_units()) {
+    LoadKeys<kKDim>(units.Keys(warp), lane, keys);
+  }
+  for (int i = 0; shared.queue.slices[i % 2].num_blocks > 0; ++i) {
+    const Slice& slice = shared.queue.slices[i % 2];
+    shared.queue.LookAhead(call, i);
     const int num_slots = slice.panel->num_rows * slice.panel->num_heads;
     const float* q_rows[2] = {nullptr, nullptr};
     int limit[2];  // Of tokens of the slice that are seen; what the empty rows see is dropped.
@@ -253,10 +293,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     __syncthreads();
     WarpState<kVDim> state;
     state.Clear();
-    AttendUnits<kKDim, kVDim>(call, slice, kv_head, warp, lane, shared, limit, state);
+    AttendUnits<kKDim, kVDim>(Units(call, slice, kv_head),
+                              Units(call, shared.queue.slices[(i + 1) % 2], kv_head), warp, lane,
+                              shared, limit, keys, state);
     StoreWarp<kKDim, kVDim>(state, warp, lane, shared);
     __syncthreads();
     StorePartial<kKDim, kVDim>(call, PartialIndex(call, slice.index, kv_head), num_slots, shared);
+    FinishSlice(call, shared.queue.arrays, slice, kv_head, shared.fold);
     __syncthreads();
   }
 }

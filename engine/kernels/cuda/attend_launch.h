@@ -1,4 +1,4 @@
-// Launches of the attention kernels. Each checks nothing, allocates nothing and waits for nothing;
+// Launches of the attention kernels. Each checks little, allocates nothing and waits for nothing;
 // a call with no work launches a kernel that ends at once, which is how kernels are loaded early.
 #pragma once
 
@@ -19,8 +19,10 @@ cudaError_t LaunchStageArrays(cudaStream_t stream, const std::byte* from, std::b
 cudaError_t LaunchResetStates(cudaStream_t stream, int64_t count, int v_dim, float* o, float* m,
                               float* l);
 
-// A kernel that leaves the partials of slices, and how its work is best cut.
+// A kernel that attends to slices, and how its work is best cut.
 struct SliceKernel {
+  // Once before the first launch on a device.
+  cudaError_t (*prepare)() = nullptr;
   cudaError_t (*launch)(cudaStream_t stream, const SliceCall& call) = nullptr;
   int blocks_per_processor = 1;  // Thread blocks that run at once on a multiprocessor
   int min_chunk_blocks = 1;      // KV blocks that are worth a thread block
@@ -33,11 +35,16 @@ SliceKernel SimtKernel();
 // none for such a cache.
 SliceKernel DecodeKernel(const KvGeometry& kv);
 
-// Folds the partials of each row into its state.
+// Folds the partials of each row into its state, where the slices have not done so themselves. They
+// are to do it (SliceCall::arrivals) while that is little work for the thread block that comes
+// last.
 cudaError_t LaunchFoldPartials(cudaStream_t stream, const SliceCall& call);
+bool FoldsInPlace(const KvGeometry& kv, const SliceSizes& sizes);
 
 // A kernel that takes tiles of rows on from their states.
 struct TileKernel {
+  // Once before the first launch on a device.
+  cudaError_t (*prepare)() = nullptr;
   cudaError_t (*launch)(cudaStream_t stream, const TileCall& call) = nullptr;
   int tile_rows = 1;  // (Query row, head of a group) pairs
 };

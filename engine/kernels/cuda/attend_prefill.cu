@@ -286,83 +286,85 @@ template <int kKDim, int kVDim>
 __global__ void __launch_bounds__(kThreads, 2)
     AttendPrefillKernel(const __grid_constant__ TileCall call) {
   using L = Layout<kKDim, kVDim>;
-  if (static_cast<int>(blockIdx.x) >= call.sizes.num_tiles) return;
+  if (static_cast<int>(blockIdx.y) >= call.sizes.num_tiles) return;
   extern __shared__ __align__(128) std::byte shared_bytes[];
   const int warp = threadIdx.x / kWarpLanes;
   const int lane = threadIdx.x % kWarpLanes;
   const int warp_row = warp * kWarpRows;
   // Later tiles see more keys: they begin first.
   const RowTile tile =
-      FindRowTile(call, call.sizes.num_tiles - 1 - blockIdx.x, kTileRows, blockIdx.y);
+      FindRowTile(call, call.sizes.num_tiles - 1 - blockIdx.y, kTileRows, blockIdx.x);
   const uint32_t stages = SharedAddress(shared_bytes) + L::kQueryBytes;
 
-  BlockCursor cursor(call, tile, tile.Position(tile.num_pairs - 1));
-  HeadBlock block;
-  if (!cursor.Next(&block)) return;
-  CopyBlock<kKDim, kVDim>(block.k, stages);
+  __shared__ BlockQueue queue;
+  queue.Begin(call, tile);
+  if (queue.blocks[0].k == nullptr) return;
+  CopyBlock<kKDim, kVDim>(queue.blocks[0].k, stages);
   CommitCopies();
   Words4* q = reinterpret_cast<Words4*>(shared_bytes) + warp * kWarpMmas * L::kSteps * kWarpLanes;
   StageQueries<kKDim, kVDim>(call.rows, tile, warp_row, lane, q);
   WarpState<kVDim> state;
   LoadState<kVDim>(call.rows, tile, warp_row, lane, state);
-  int stage = 0;
-  for (bool more = true; more;) {
-    HeadBlock next;
-    more = cursor.Next(&next);
-    if (more) CopyBlock<kKDim, kVDim>(next.k, stages + (stage ^ 1) * L::kStageBytes);
+  for (int i = 0; queue.blocks[i % 3].k != nullptr; ++i) {
+    const HeadBlock& next = queue.blocks[(i + 1) % 3];
+    if (next.k != nullptr) {
+      CopyBlock<kKDim, kVDim>(next.k, stages + (i + 1) % kStages * L::kStageBytes);
+    }
     CommitCopies();
     WaitCopies<1>();
     __syncthreads();
-    AttendBlock<kKDim, kVDim>(block, tile, warp_row, lane, q, stages + stage * L::kStageBytes,
-                              state);
+    queue.LookAhead(i);
+    AttendBlock<kKDim, kVDim>(queue.blocks[i % 3], tile, warp_row, lane, q,
+                              stages + i % kStages * L::kStageBytes, state);
     __syncthreads();
-    block = next;
-    stage ^= 1;
   }
   StoreState<kVDim>(state, tile, warp_row, lane, call.rows);
 }
 
 template <int kKDim, int kVDim>
+cudaError_t Prepare() {
+  return cudaFuncSetAttribute(AttendPrefillKernel<kKDim, kVDim>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              Layout<kKDim, kVDim>::kSharedBytes);
+}
+
+template <int kKDim, int kVDim>
 cudaError_t Launch(cudaStream_t stream, const TileCall& call) {
-  constexpr int kSharedBytes = Layout<kKDim, kVDim>::kSharedBytes;
-  // Set each time, since it belongs to the current device.
-  const cudaError_t error = cudaFuncSetAttribute(
-      AttendPrefillKernel<kKDim, kVDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error != cudaSuccess) return error;
   const int tiles = call.sizes.num_tiles < 1 ? 1 : call.sizes.num_tiles;
-  const dim3 grid(tiles, call.rows.kv.num_kv_heads);
-  AttendPrefillKernel<kKDim, kVDim><<<grid, kThreads, kSharedBytes, stream>>>(call);
+  const dim3 grid(call.rows.kv.num_kv_heads, tiles);
+  AttendPrefillKernel<kKDim, kVDim>
+      <<<grid, kThreads, Layout<kKDim, kVDim>::kSharedBytes, stream>>>(call);
   return cudaGetLastError();
 }
 
-using Launcher = cudaError_t (*)(cudaStream_t, const TileCall&);
-
-Launcher FindLauncher(const KvGeometry& kv) {
-  if (kv.dtype != KvDtype::kBf16 || kv.value_in_key) return nullptr;
-  if (kv.k_dim == 192 && kv.v_dim == 128) return Launch<192, 128>;
-  if (kv.k_dim != kv.v_dim) return nullptr;
-  switch (kv.k_dim) {
-    case 32:
-      return Launch<32, 32>;
-    case 64:
-      return Launch<64, 64>;
-    case 96:
-      return Launch<96, 96>;
-    case 128:
-      return Launch<128, 128>;
-    default:
-      return nullptr;
-  }
+template <int kKDim, int kVDim>
+TileKernel Make() {
+  TileKernel kernel;
+  kernel.prepare = Prepare<kKDim, kVDim>;
+  kernel.launch = Launch<kKDim, kVDim>;
+  kernel.tile_rows = kTileRows;
+  return kernel;
 }
 
 }  // namespace
 
 TileKernel PrefillKernel(const KvGeometry& kv) {
   if (kv.value_in_key) return LatentPrefillKernel(kv);
-  TileKernel kernel;
-  kernel.launch = FindLauncher(kv);
-  kernel.tile_rows = kTileRows;
-  return kernel;
+  if (kv.dtype != KvDtype::kBf16) return TileKernel();
+  if (kv.k_dim == 192 && kv.v_dim == 128) return Make<192, 128>();
+  if (kv.k_dim != kv.v_dim) return TileKernel();
+  switch (kv.k_dim) {
+    case 32:
+      return Make<32, 32>();
+    case 64:
+      return Make<64, 64>();
+    case 96:
+      return Make<96, 96>();
+    case 128:
+      return Make<128, 128>();
+    default:
+      return TileKernel();
+  }
 }
 
 }  // namespace writescope::kernels

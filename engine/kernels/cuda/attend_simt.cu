@@ -1,7 +1,7 @@
 // Attention in plain float32: every size and either dtype, and the twin on the device of the
 // kernels with matrix instructions. Nothing here is newer than sm_75.
+#include "engine/kernels/cuda/attend_fold.h"
 #include "engine/kernels/cuda/attend_launch.h"
-#include "engine/kernels/cuda/attend_slices.h"
 
 namespace writescope::kernels {
 namespace {
@@ -125,12 +125,15 @@ __global__ void __launch_bounds__(kThreads)
     AttendSimtKernel(const __grid_constant__ SliceCall call) {
   if (static_cast<int>(blockIdx.x) >= call.sizes.num_chunks) return;
   extern __shared__ float shared_floats[];
+  __shared__ FoldShared fold;
+  __shared__ SliceQueue queue;
   const KvGeometry& kv = call.rows.kv;
   const SimtShared shared = FindShared(shared_floats, kv);
   const int kv_head = blockIdx.y;
-  SliceCursor cursor(call, blockIdx.x);
-  Slice slice;
-  while (cursor.Next(&slice)) {
+  queue.Begin(call, blockIdx.x);
+  for (int i = 0; queue.slices[i % 2].num_blocks > 0; ++i) {
+    const Slice& slice = queue.slices[i % 2];
+    queue.LookAhead(call, i);
     const int num_slots = slice.panel->num_rows * slice.panel->num_heads;
     for (int slot = 0; slot < num_slots; ++slot) {
       const float* q = call.rows.q + SlotState(call, slice, kv_head, slot) * kv.k_dim;
@@ -154,29 +157,35 @@ __global__ void __launch_bounds__(kThreads)
       __syncthreads();
     }
     const int64_t first = PartialIndex(call, slice.index, kv_head);
-    for (int i = threadIdx.x; i < num_slots * kv.v_dim; i += kThreads) {
-      call.partials.o[first * kv.v_dim + i] = shared.o[i];
+    for (int at = threadIdx.x; at < num_slots * kv.v_dim; at += kThreads) {
+      call.partials.o[first * kv.v_dim + at] = shared.o[at];
     }
     if (threadIdx.x < num_slots) {
       call.partials.m[first + threadIdx.x] = shared.m[threadIdx.x];
       call.partials.l[first + threadIdx.x] = shared.l[threadIdx.x];
     }
+    FinishSlice(call, queue.arrays, slice, kv_head, fold);
     __syncthreads();
   }
 }
 
+// Beyond 48 KiB a kernel has to ask for shared memory.
+cudaError_t Prepare() {
+  int device = 0;
+  int bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(
+      AttendSimtKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+      bytes - static_cast<int>(sizeof(FoldShared) + sizeof(SliceQueue)) - 1024);
+}
+
 cudaError_t Launch(cudaStream_t stream, const SliceCall& call) {
-  const int64_t shared_bytes = SharedBytes(call.rows.kv);
-  // Beyond 48 KiB a kernel asks for it; set each time, since it belongs to the current device.
-  if (shared_bytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(AttendSimtKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
-  }
   const int chunks = call.sizes.num_chunks < 1 ? 1 : call.sizes.num_chunks;
   const dim3 grid(chunks, call.rows.kv.num_kv_heads);
-  AttendSimtKernel<<<grid, kThreads, shared_bytes, stream>>>(call);
+  AttendSimtKernel<<<grid, kThreads, SharedBytes(call.rows.kv), stream>>>(call);
   return cudaGetLastError();
 }
 
@@ -184,6 +193,7 @@ cudaError_t Launch(cudaStream_t stream, const SliceCall& call) {
 
 SliceKernel SimtKernel() {
   SliceKernel kernel;
+  kernel.prepare = Prepare;
   kernel.launch = Launch;
   kernel.blocks_per_processor = 4;
   return kernel;

@@ -7,15 +7,15 @@
 
 namespace writescope::kernels {
 
-// A part of a panel: blocks [first_block, first_block + num_blocks) of its span.
+// A part of a panel: consecutive blocks of its span.
 struct Slice {
-  int index;
   const Panel* panel;
   const PanelRow* rows;
   const std::byte* base;  // Of its first block
   int64_t first_position;
+  int index;
   int num_tokens;
-  int num_blocks;
+  int num_blocks;  // 0: there is none
 };
 
 __device__ inline SliceArrays ArraysOf(const SliceCall& call) {
@@ -26,54 +26,90 @@ __device__ inline int64_t PartialIndex(const SliceCall& call, int slice, int kv_
   return (int64_t{slice} * call.rows.kv.num_kv_heads + kv_head) * call.sizes.num_slots;
 }
 
-// Goes through the slices of one chunk.
-class SliceCursor {
- public:
-  __device__ SliceCursor(const SliceCall& call, int chunk)
-      : call_(call),
-        arrays_(ArraysOf(call)),
-        chunk_(chunk),
-        at_(ChunkBegin(call.sizes, chunk)),
-        end_(ChunkBegin(call.sizes, chunk + 1)) {
-    int above = call.sizes.num_panels;
-    while (above - panel_ > 1) {
-      const int middle = (panel_ + above) / 2;
-      if (arrays_.panels[middle].first_block <= at_) {
-        panel_ = middle;
-      } else {
-        above = middle;
+// Where a thread block is on its way through the slices of its chunk. In shared memory: registers
+// are for keys.
+struct ChunkWalk {
+  int chunk;
+  int at;  // In the line of all blocks
+  int end;
+  int panel;
+};
+
+// By all lanes of one warp, which search 32-fold: each step is a read of memory before the first
+// key can be asked for.
+__device__ inline void BeginWalk(const SliceCall& call, const Panel* panels, int chunk,
+                                 ChunkWalk* walk) {
+  const int at = ChunkBegin(call.sizes, chunk);
+  const int lane = threadIdx.x % 32;
+  int first = 0;
+  int count = call.sizes.num_panels;
+  while (count > 1) {
+    const int step = (count + 31) / 32;
+    const bool before = lane * step < count && panels[first + lane * step].first_block <= at;
+    const int skipped = (__popc(__ballot_sync(~0u, before)) - 1) * step;
+    first += skipped;
+    count = count - skipped < step ? count - skipped : step;
+  }
+  if (lane != 0) return;
+  walk->chunk = chunk;
+  walk->at = at;
+  walk->end = ChunkBegin(call.sizes, chunk + 1);
+  walk->panel = first;
+}
+
+// By one thread.
+__device__ inline void NextSlice(const SliceCall& call, const SliceArrays& arrays, ChunkWalk* walk,
+                                 Slice* slice) {
+  slice->num_blocks = 0;
+  if (walk->at >= walk->end) return;
+  const Panel& panel = arrays.panels[walk->panel];
+  const int first = walk->at - panel.first_block;
+  const int left = (panel.span.num_tokens + kBlockTokens - 1) / kBlockTokens - first;
+  const int num_blocks = left < walk->end - walk->at ? left : walk->end - walk->at;
+  const int tokens_left = panel.span.num_tokens - first * kBlockTokens;
+  slice->panel = &panel;
+  slice->rows = arrays.rows + panel.first_row;
+  slice->base = panel.span.base + first * call.rows.kv.block_bytes();
+  slice->first_position = panel.span.first_position + int64_t{first} * kBlockTokens;
+  slice->index = walk->chunk + walk->panel;
+  slice->num_tokens =
+      tokens_left < num_blocks * kBlockTokens ? tokens_left : num_blocks * kBlockTokens;
+  slice->num_blocks = num_blocks;
+  walk->at += num_blocks;
+  ++walk->panel;
+}
+
+// A thread block's slices: slices[i % 2] is the i-th, and the one after it is known in time for its
+// keys to be asked for ahead. In shared memory.
+struct SliceQueue {
+  alignas(16) uint32_t inlined[kInlineBytes / 4];
+  SliceArrays arrays;
+  ChunkWalk walk;
+  Slice slices[2];
+
+  // By the whole thread block. Parameters of the launch are copied by their own, fast, path: a read
+  // through a pointer to them costs as much as one of device memory.
+  __device__ void Begin(const SliceCall& call, int chunk) {
+    if (call.arrays == nullptr) {
+      const int num_words = static_cast<int>(SliceArrayBytes(call.sizes) / 4);
+      for (int i = threadIdx.x; i < num_words; i += blockDim.x) {
+        inlined[i] = reinterpret_cast<const uint32_t*>(call.inlined)[i];
       }
     }
+    const std::byte* at =
+        call.arrays != nullptr ? call.arrays : reinterpret_cast<const std::byte*>(inlined);
+    if (threadIdx.x == 0) arrays = FindSliceArrays(at, call.sizes);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      BeginWalk(call, arrays.panels, chunk, &walk);
+      if (threadIdx.x == 0) NextSlice(call, arrays, &walk, &slices[0]);
+    }
+    __syncthreads();
   }
-
-  __device__ bool Next(Slice* slice) {
-    if (at_ >= end_) return false;
-    const Panel& panel = arrays_.panels[panel_];
-    const int first = at_ - panel.first_block;
-    const int panel_blocks = (panel.span.num_tokens + kBlockTokens - 1) / kBlockTokens;
-    const int left = panel_blocks - first;
-    const int num_blocks = left < end_ - at_ ? left : end_ - at_;
-    const int tokens_left = panel.span.num_tokens - first * kBlockTokens;
-    slice->index = chunk_ + panel_;
-    slice->panel = &panel;
-    slice->rows = arrays_.rows + panel.first_row;
-    slice->base = panel.span.base + first * call_.rows.kv.block_bytes();
-    slice->first_position = panel.span.first_position + int64_t{first} * kBlockTokens;
-    slice->num_tokens =
-        tokens_left < num_blocks * kBlockTokens ? tokens_left : num_blocks * kBlockTokens;
-    slice->num_blocks = num_blocks;
-    at_ += num_blocks;
-    ++panel_;
-    return true;
+  // Before the work on slice i; there for all after the next barrier.
+  __device__ void LookAhead(const SliceCall& call, int i) {
+    if (threadIdx.x == 0) NextSlice(call, arrays, &walk, &slices[(i + 1) % 2]);
   }
-
- private:
-  const SliceCall& call_;
-  SliceArrays arrays_;
-  int chunk_;
-  int at_;  // In the line of all blocks
-  int end_;
-  int panel_ = 0;
 };
 
 // The state that slot `slot` of a panel belongs to, of rows x heads.

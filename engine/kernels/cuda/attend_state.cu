@@ -1,14 +1,17 @@
 // States of rows: empty, folded with partials, finished. Nothing here is newer than sm_75.
 #include <cuda_bf16.h>
 
+#include "engine/kernels/cuda/attend_fold.h"
 #include "engine/kernels/cuda/attend_launch.h"
-#include "engine/kernels/cuda/attend_slices.h"
 
 namespace writescope::kernels {
 namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
+constexpr int kFoldThreads = 512;
+constexpr int kFoldWarps = kFoldThreads / 32;
+constexpr int kFoldRowThreads = 256;
 
 __global__ void StageArraysKernel(const uint32_t* from, uint32_t* to, int64_t num_words) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < num_words;
@@ -29,20 +32,21 @@ __global__ void ResetStatesKernel(int64_t count, int v_dim, float* o, float* m, 
   for (int64_t i = first; i < count * v_dim / 4; i += stride) o4[i] = make_float4(0, 0, 0, 0);
 }
 
-// Of the threads of a block.
+// Of the threads that fold.
 __device__ float MaxOfBlock(float value, float* shared) {
   for (int step = 16; step > 0; step /= 2) {
     value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
   }
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
   __syncthreads();
-  for (int w = 0; w < kWarps; ++w) value = fmaxf(value, shared[w]);
+  for (int w = 0; w < kFoldWarps; ++w) value = fmaxf(value, shared[w]);
   return value;
 }
 
-// A thread block folds one row of one head: warp w takes every kWarps-th slice from the w-th on,
-// and the warps' sums are added in order.
-__global__ void __launch_bounds__(kThreads)
+// A thread block folds one row of one head. The warps share out the dims, 128 each, and what is
+// left of them the slices: group g takes every num_groups-th from the g-th on, and the groups' sums
+// are added in order.
+__global__ void __launch_bounds__(kFoldThreads)
     FoldPartialsKernel(const __grid_constant__ SliceCall call) {
   const SliceSizes& sizes = call.sizes;
   if (static_cast<int>(blockIdx.x) >= sizes.num_folds) return;
@@ -52,19 +56,18 @@ __global__ void __launch_bounds__(kThreads)
   const int kv_head = blockIdx.y / kPanelSlots;
   const int head = blockIdx.y % kPanelSlots;
   if (head >= fold.num_heads) return;
-  const int group = call.rows.num_heads / kv.num_kv_heads;
-  const int64_t at =
-      int64_t{fold.row} * call.rows.num_heads + kv_head * group + fold.first_head + head;
+  const int64_t at = FoldState(call, fold, kv_head) + head;
   const FoldPart* parts = arrays.parts + fold.first_part;
   const int64_t slice_stride = int64_t{kv.num_kv_heads} * sizes.num_slots;
+  const auto first_partial = [&](const FoldPart& part) {
+    return PartialIndex(call, part.first_slice, kv_head) + part.first_slot + head;
+  };
 
-  __shared__ float warp_max[kWarps];
+  __shared__ float warp_max[kFoldWarps];
   float best = kMinusInf;
   for (int p = 0; p < fold.num_parts; ++p) {
-    const int64_t first =
-        PartialIndex(call, parts[p].first_slice, kv_head) + parts[p].first_slot + head;
-    for (int s = threadIdx.x; s < parts[p].num_slices; s += kThreads) {
-      best = fmaxf(best, call.partials.m[first + s * slice_stride]);
+    for (int s = threadIdx.x; s < parts[p].num_slices; s += kFoldThreads) {
+      best = fmaxf(best, call.partials.m[first_partial(parts[p]) + s * slice_stride]);
     }
   }
   const float m_old = call.rows.m[at];
@@ -73,53 +76,58 @@ __global__ void __launch_bounds__(kThreads)
 
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  extern __shared__ float warp_o[];  // [kWarps][128]
-  __shared__ float warp_l[kWarps];
-  for (int first_dim = 0; first_dim < kv.v_dim; first_dim += 128) {
-    const int dim = first_dim + lane * 4;
-    const bool mine = dim < kv.v_dim;
+  const int num_ranges = (kv.v_dim + 127) / 128;
+  const int num_groups = kFoldWarps / num_ranges;
+  const int group = warp / num_ranges;
+  const int dim = warp % num_ranges * 128 + lane * 4;
+  __shared__ float group_o[kFoldWarps * 128];  // [num_groups][v_dim]
+  __shared__ float group_l[kFoldWarps];
+  if (group < num_groups) {
     float4 sum = make_float4(0, 0, 0, 0);
     float l = 0;
-    int skip = warp;  // Slices until this warp's next
+    int skip = group;  // Slices until this group's next
     for (int p = 0; p < fold.num_parts; ++p) {
-      const int64_t first =
-          PartialIndex(call, parts[p].first_slice, kv_head) + parts[p].first_slot + head;
+      const int64_t first = first_partial(parts[p]);
       int s = skip;
-#pragma unroll 4
-      for (; s < parts[p].num_slices; s += kWarps) {
+#pragma unroll 8
+      for (; s < parts[p].num_slices; s += num_groups) {
         const int64_t partial = first + s * slice_stride;
         const float m = call.partials.m[partial];
         const float weight = exp2f(m - m_new);
         l += weight * call.partials.l[partial];
         float4 o = make_float4(0, 0, 0, 0);
-        if (mine && m != kMinusInf) {
+        if (dim < kv.v_dim && m != kMinusInf) {
           o = *reinterpret_cast<const float4*>(call.partials.o + partial * kv.v_dim + dim);
         }
-        sum.x += weight * o.x;
-        sum.y += weight * o.y;
-        sum.z += weight * o.z;
-        sum.w += weight * o.w;
+        AddScaled(weight, o, &sum);
       }
       skip = s - parts[p].num_slices;
     }
-    *reinterpret_cast<float4*>(warp_o + (warp * 32 + lane) * 4) = sum;
-    if (lane == 0) warp_l[warp] = l;
-    __syncthreads();
-    const float factor = exp2f(m_old - m_new);
-    if (first_dim + static_cast<int>(threadIdx.x) < kv.v_dim) {
-      float* o = call.rows.o + at * kv.v_dim + first_dim + threadIdx.x;
-      float total = *o * factor;
-      for (int w = 0; w < kWarps; ++w) total += warp_o[w * 128 + threadIdx.x];
-      *o = total;
-    }
-    if (threadIdx.x == 0 && first_dim == 0) {
-      float total = call.rows.l[at] * factor;
-      for (int w = 0; w < kWarps; ++w) total += warp_l[w];
-      call.rows.l[at] = total;
-      call.rows.m[at] = m_new;
-    }
-    __syncthreads();
+    if (dim < kv.v_dim) *reinterpret_cast<float4*>(group_o + group * kv.v_dim + dim) = sum;
+    group_l[group] = l;  // The same for all lanes and ranges
   }
+  __syncthreads();
+  const float factor = exp2f(m_old - m_new);
+  for (int d = threadIdx.x; d < kv.v_dim; d += kFoldThreads) {
+    float total = call.rows.o[at * kv.v_dim + d] * factor;
+    for (int g = 0; g < num_groups; ++g) total += group_o[g * kv.v_dim + d];
+    call.rows.o[at * kv.v_dim + d] = total;
+  }
+  if (threadIdx.x == 0) {
+    float total = call.rows.l[at] * factor;
+    for (int g = 0; g < num_groups; ++g) total += group_l[g];
+    call.rows.l[at] = total;
+    call.rows.m[at] = m_new;
+  }
+}
+
+// The same for few slices: a thread block folds all heads of a row.
+__global__ void __launch_bounds__(kFoldRowThreads)
+    FoldRowsKernel(const __grid_constant__ SliceCall call) {
+  if (static_cast<int>(blockIdx.x) >= call.sizes.num_folds) return;
+  __shared__ FoldShared shared;
+  const SliceArrays arrays = ArraysOf(call);
+  FoldHere(call, arrays, arrays.folds[blockIdx.x], blockIdx.y, shared);
 }
 
 __device__ void StoreOut(float* out, float value) { *out = value; }
@@ -163,6 +171,11 @@ __global__ void __launch_bounds__(kThreads) MergeStatesKernel(MergeCall call) {
   }
 }
 
+// Of 16 bytes, for the row with the most slices.
+int64_t FoldLoads(const KvGeometry& kv, const SliceSizes& sizes) {
+  return int64_t{sizes.max_fold_slices} * sizes.num_slots * kv.v_dim / 4;
+}
+
 int GridFor(int64_t count, int64_t per_block, int64_t limit) {
   const int64_t blocks = (count + per_block - 1) / per_block;
   return static_cast<int>(blocks < 1 ? 1 : blocks > limit ? limit : blocks);
@@ -189,9 +202,25 @@ cudaError_t LaunchResetStates(cudaStream_t stream, int64_t count, int v_dim, flo
 
 cudaError_t LaunchFoldPartials(cudaStream_t stream, const SliceCall& call) {
   const int folds = call.sizes.num_folds < 1 ? 1 : call.sizes.num_folds;
-  const dim3 grid(folds, call.rows.kv.num_kv_heads * kPanelSlots);
-  FoldPartialsKernel<<<grid, kThreads, kWarps * 128 * sizeof(float), stream>>>(call);
+  const int kv_heads = call.rows.kv.num_kv_heads;
+  // Rows enough to fill the GPU, and for each thread no more loads than it can have on their way.
+  constexpr int kThreadBlocksMin = 64;
+  constexpr int64_t kLoadsMax = 32;
+  if (folds * kv_heads >= kThreadBlocksMin &&
+      FoldLoads(call.rows.kv, call.sizes) <= kLoadsMax * kFoldRowThreads) {
+    FoldRowsKernel<<<dim3(folds, kv_heads), kFoldRowThreads, 0, stream>>>(call);
+  } else {
+    FoldPartialsKernel<<<dim3(folds, kv_heads * kPanelSlots), kFoldThreads, 0, stream>>>(call);
+  }
   return cudaGetLastError();
+}
+
+bool FoldsInPlace(const KvGeometry& kv, const SliceSizes& sizes) {
+  constexpr int64_t kLoadsMax = 64;
+  // With more panels a thread block ends many slices, and each time it would wait for memory.
+  constexpr int kChunksPerPanelMin = 3;
+  return FoldLoads(kv, sizes) <= kLoadsMax * kThreads &&
+         sizes.num_panels * kChunksPerPanelMin <= sizes.num_chunks;
 }
 
 cudaError_t LaunchMergeStates(cudaStream_t stream, const MergeCall& call) {

@@ -56,53 +56,66 @@ __device__ inline RowTile FindRowTile(const TileCall& call, int tile, int tile_r
 
 // One head of one block.
 struct HeadBlock {
-  const std::byte* k;
+  const std::byte* k;  // Null: there is none.
   int64_t first_position;
   int num_tokens;
 };
 
-// Goes through the blocks of a reader's spans that a position sees.
-class BlockCursor {
- public:
-  __device__ BlockCursor(const TileCall& call, const RowTile& tile, int64_t last_position)
-      : span_(ArraysOf(call).spans + tile.reader->first_span),
-        spans_end_(span_ + tile.reader->num_spans),
-        last_position_(last_position),
-        block_bytes_(call.rows.kv.block_bytes()),
-        head_offset_(tile.kv_head * call.rows.kv.head_bytes()) {
-    Enter();
-  }
+// A thread block's blocks in order: those of the reader's spans that a position sees. Block i is
+// blocks[i % 3], and the one after it is known in time to be copied ahead. In shared memory:
+// registers are for the output.
+struct BlockQueue {
+  const KvSpan* span;
+  const KvSpan* spans_end;
+  int64_t last_position;
+  int64_t block_bytes;
+  int64_t head_offset;
+  int block;  // Of the span
+  int num_blocks;
+  HeadBlock blocks[3];
 
-  __device__ bool Next(HeadBlock* block) {
-    while (block_ >= num_blocks_) {
-      if (span_ == spans_end_ || ++span_ == spans_end_) return false;
-      Enter();
+  // By the whole thread block.
+  __device__ void Begin(const TileCall& call, const RowTile& tile) {
+    if (threadIdx.x == 0) {
+      span = ArraysOf(call).spans + tile.reader->first_span;
+      spans_end = span + tile.reader->num_spans;
+      last_position = tile.Position(tile.num_pairs - 1);
+      block_bytes = call.rows.kv.block_bytes();
+      head_offset = tile.kv_head * call.rows.kv.head_bytes();
+      EnterSpan();
+      Next(&blocks[0]);
+      Next(&blocks[1]);
     }
-    const int tokens = span_->num_tokens - block_ * kBlockTokens;
-    block->k = span_->base + block_ * block_bytes_ + head_offset_;
-    block->first_position = span_->first_position + int64_t{block_} * kBlockTokens;
-    block->num_tokens = tokens < kBlockTokens ? tokens : kBlockTokens;
-    ++block_;
-    return true;
+    __syncthreads();
+  }
+  // During the work on block i, after a barrier that ended the work on block i - 1; there for all
+  // after the next barrier.
+  __device__ void LookAhead(int i) {
+    if (threadIdx.x == 0) Next(&blocks[(i + 2) % 3]);
   }
 
  private:
-  __device__ void Enter() {
-    block_ = 0;
-    num_blocks_ = 0;
-    if (span_ == spans_end_ || last_position_ < span_->first_position) return;
-    const int64_t seen = last_position_ + 1 - span_->first_position;
-    const int64_t tokens = seen < span_->num_tokens ? seen : span_->num_tokens;
-    num_blocks_ = static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
+  __device__ void EnterSpan() {
+    block = 0;
+    num_blocks = 0;
+    if (span == spans_end || last_position < span->first_position) return;
+    const int64_t seen = last_position + 1 - span->first_position;
+    const int64_t tokens = seen < span->num_tokens ? seen : span->num_tokens;
+    num_blocks = static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
   }
 
-  const KvSpan* span_;
-  const KvSpan* spans_end_;
-  int64_t last_position_;
-  int64_t block_bytes_;
-  int64_t head_offset_;
-  int block_ = 0;
-  int num_blocks_ = 0;
+  __device__ void Next(HeadBlock* next) {
+    next->k = nullptr;
+    while (block >= num_blocks) {
+      if (span == spans_end || ++span == spans_end) return;
+      EnterSpan();
+    }
+    const int tokens = span->num_tokens - block * kBlockTokens;
+    next->k = span->base + block * block_bytes + head_offset;
+    next->first_position = span->first_position + int64_t{block} * kBlockTokens;
+    next->num_tokens = tokens < kBlockTokens ? tokens : kBlockTokens;
+    ++block;
+  }
 };
 
 }  // namespace writescope::kernels

@@ -50,7 +50,7 @@ struct Panel {
 struct PanelRow {
   int64_t visible;  // Positions below this are seen.
   int32_t row;
-  int32_t reserved;
+  int32_t fold;  // In SliceArrays::folds
 };
 
 // Slices of one row in order: partials [first_slice, first_slice + num_slices) at one slot.
@@ -67,6 +67,7 @@ struct FoldRow {
   int16_t num_heads;
   int32_t first_part;
   int32_t num_parts;
+  int32_t num_slices;  // Of all parts
 };
 
 struct SliceSizes {
@@ -77,6 +78,7 @@ struct SliceSizes {
   int32_t num_rows;
   int32_t num_folds;
   int32_t num_parts;
+  int32_t max_fold_slices;  // The most that a row has
 };
 
 // Chunk c is blocks [ChunkBegin(c), ChunkBegin(c + 1)) of the line; ChunkOf is its inverse. The
@@ -128,6 +130,9 @@ struct SliceCall {
   AttendRows rows;
   SliceSizes sizes;
   Partials partials;
+  // Device [num_folds, num_kv_heads]: slices of a fold that are done; zero between calls. Null: the
+  // slices are folded by a launch of its own.
+  uint32_t* arrivals;
   const std::byte* arrays;  // Device; null: `inlined`
   alignas(16) std::byte inlined[kInlineBytes];
 };

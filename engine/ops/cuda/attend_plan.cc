@@ -52,9 +52,8 @@ void SlicePlanner::AddSpan(const AttendSpan& span) {
     const int64_t unseeing =
         std::clamp<int64_t>(span.first_position - reader.first_position, 0, reader.num_rows);
     for (int row = static_cast<int>(unseeing); row < reader.num_rows; ++row) {
-      span_rows_.push_back({.visible = reader.first_position + row + 1,
-                            .row = reader.first_row + row,
-                            .reserved = 0});
+      span_rows_.push_back(
+          {.visible = reader.first_position + row + 1, .row = reader.first_row + row, .fold = 0});
     }
   }
   AddPanels(span);
@@ -74,14 +73,11 @@ void SlicePlanner::AddPanels(const AttendSpan& span) {
     const int64_t max_slices = limits_.max_partials / (args_->kv.num_kv_heads * num_slots);
     const int64_t bytes = static_cast<int64_t>(panels_.size()) * int64_t{sizeof(Panel)} +
                           static_cast<int64_t>(rows_.size()) *
-                              int64_t{sizeof(PanelRow) + sizeof(FoldRow) + sizeof(FoldPart)} *
-                              head_blocks_;
+                              int64_t{sizeof(PanelRow) + sizeof(FoldRow) + sizeof(FoldPart)};
     if (static_cast<int64_t>(panels_.size()) + head_blocks_ > max_slices / 2 ||
         bytes + head_blocks_ * PanelBytes(count) > limits_.max_array_bytes) {
       Emit();
     }
-    const int first_row = static_cast<int>(rows_.size());
-    rows_.insert(rows_.end(), span_rows_.begin() + first, span_rows_.begin() + first + count);
     num_slots_ = std::max(num_slots_, count * panel_heads_);
     for (int block = 0; block < head_blocks_; ++block) {
       const int first_head = block * panel_heads_;
@@ -91,91 +87,108 @@ void SlicePlanner::AddPanels(const AttendSpan& span) {
                     .num_tokens = num_tokens,
                     .reserved = 0},
            .first_block = num_blocks_,
-           .first_row = first_row,
+           .first_row = static_cast<int>(rows_.size()),
            .num_rows = static_cast<int16_t>(count),
            .first_head = static_cast<int16_t>(first_head),
            .num_heads = static_cast<int16_t>(std::min(panel_heads_, group - first_head)),
            .reserved = 0});
+      rows_.insert(rows_.end(), span_rows_.begin() + first, span_rows_.begin() + first + count);
       num_blocks_ += static_cast<int>(CeilDiv(num_tokens, kBlockTokens));
-      num_parts_ += count;
     }
   }
 }
 
-void SlicePlanner::CountParts() {
-  fold_keys_.clear();
+// A fold for each row and block of heads, in the order in which panels first name them.
+void SlicePlanner::MakeFolds() {
+  folds_.clear();
+  const auto key_of = [&](int row, int first_head) {
+    return static_cast<size_t>(row * head_blocks_ + first_head / panel_heads_);
+  };
   for (const Panel& panel : panels_) {
     for (int i = 0; i < panel.num_rows; ++i) {
-      const size_t key = static_cast<size_t>(rows_[panel.first_row + i].row * head_blocks_ +
-                                             panel.first_head / panel_heads_);
-      if (key >= part_counts_.size()) part_counts_.resize(key + 1);
-      if (part_counts_[key]++ == 0) fold_keys_.push_back(static_cast<int>(key));
+      PanelRow& row = rows_[panel.first_row + i];
+      const size_t key = key_of(row.row, panel.first_head);
+      if (key >= fold_of_key_.size()) fold_of_key_.resize(key + 1, -1);
+      int& fold = fold_of_key_[key];
+      if (fold < 0) {
+        fold = static_cast<int>(folds_.size());
+        folds_.push_back({.row = row.row,
+                          .first_head = panel.first_head,
+                          .num_heads = panel.num_heads,
+                          .first_part = 0,
+                          .num_parts = 0,
+                          .num_slices = 0});
+      }
+      row.fold = fold;
+      ++folds_[fold].num_parts;
     }
+  }
+  int next_part = 0;
+  for (FoldRow& fold : folds_) {
+    fold_of_key_[key_of(fold.row, fold.first_head)] = -1;
+    fold.first_part = next_part;
+    next_part += fold.num_parts;
   }
 }
 
-// Parts lie row by row, those of a row in the order of its panels.
-void SlicePlanner::WriteFolds(const SliceSizes& sizes, std::byte* at) {
-  auto* folds = reinterpret_cast<FoldRow*>(at);
-  auto* parts = reinterpret_cast<FoldPart*>(folds + sizes.num_folds);
-  const int group = args_->num_heads / args_->kv.num_kv_heads;
-  int next_part = 0;
-  for (size_t i = 0; i < fold_keys_.size(); ++i) {
-    const int key = fold_keys_[i];
-    const int first_head = key % head_blocks_ * panel_heads_;
-    folds[i] = {.row = key / head_blocks_,
-                .first_head = static_cast<int16_t>(first_head),
-                .num_heads = static_cast<int16_t>(std::min(panel_heads_, group - first_head)),
-                .first_part = next_part,
-                .num_parts = part_counts_[key]};
-    next_part += part_counts_[key];
-    // From here on: where the row's next part goes.
-    part_counts_[key] = folds[i].first_part;
-  }
+// Parts lie fold by fold, those of a fold in the order of its panels.
+void SlicePlanner::MakeParts(const SliceSizes& sizes) {
+  parts_.resize(rows_.size());
+  next_parts_.clear();
+  for (const FoldRow& fold : folds_) next_parts_.push_back(fold.first_part);
   for (size_t p = 0; p < panels_.size(); ++p) {
     const Panel& panel = panels_[p];
     const int last_block =
         panel.first_block + static_cast<int>(CeilDiv(panel.span.num_tokens, kBlockTokens)) - 1;
     const int first_chunk = ChunkOf(sizes, panel.first_block);
+    const int num_slices = ChunkOf(sizes, last_block) - first_chunk + 1;
     for (int i = 0; i < panel.num_rows; ++i) {
-      const int key =
-          rows_[panel.first_row + i].row * head_blocks_ + panel.first_head / panel_heads_;
-      parts[part_counts_[key]++] = {.first_slice = first_chunk + static_cast<int>(p),
-                                    .num_slices = ChunkOf(sizes, last_block) - first_chunk + 1,
-                                    .first_slot = i * panel.num_heads};
+      const int fold = rows_[panel.first_row + i].fold;
+      parts_[next_parts_[fold]++] = {.first_slice = first_chunk + static_cast<int>(p),
+                                     .num_slices = num_slices,
+                                     .first_slot = i * panel.num_heads};
+      folds_[fold].num_slices += num_slices;
     }
   }
-  for (const int key : fold_keys_) part_counts_[key] = 0;
 }
 
 void SlicePlanner::Emit() {
   if (!panels_.empty()) {
-    CountParts();
+    MakeFolds();
     const int64_t max_slices = limits_.max_partials / (args_->kv.num_kv_heads * num_slots_);
     const int64_t max_chunks =
         std::min<int64_t>(max_slices / 2, limits_.max_thread_blocks / args_->kv.num_kv_heads);
     const int64_t chunks = std::min(max_chunks, CeilDiv(num_blocks_, limits_.min_chunk_blocks));
-    const SliceSizes sizes = {.num_panels = static_cast<int>(panels_.size()),
-                              .num_blocks = num_blocks_,
-                              .num_chunks = static_cast<int>(std::max<int64_t>(1, chunks)),
-                              .num_slots = num_slots_,
-                              .num_rows = static_cast<int>(rows_.size()),
-                              .num_folds = static_cast<int>(fold_keys_.size()),
-                              .num_parts = static_cast<int>(num_parts_)};
+    SliceSizes sizes = {.num_panels = static_cast<int>(panels_.size()),
+                        .num_blocks = num_blocks_,
+                        .num_chunks = static_cast<int>(std::max<int64_t>(1, chunks)),
+                        .num_slots = num_slots_,
+                        .num_rows = static_cast<int>(rows_.size()),
+                        .num_folds = static_cast<int>(folds_.size()),
+                        .num_parts = static_cast<int>(rows_.size()),
+                        .max_fold_slices = 0};
     CHECK_LE(int64_t{NumSlices(sizes)} * args_->kv.num_kv_heads * num_slots_, limits_.max_partials);
+    MakeParts(sizes);
+    for (const FoldRow& fold : folds_) {
+      sizes.max_fold_slices = std::max(sizes.max_fold_slices, fold.num_slices);
+    }
     arrays_.resize(static_cast<size_t>(SliceArrayBytes(sizes)));
     std::byte* at = arrays_.data();
-    std::memcpy(at, panels_.data(), panels_.size() * sizeof(Panel));
-    at += panels_.size() * sizeof(Panel);
-    std::memcpy(at, rows_.data(), rows_.size() * sizeof(PanelRow));
-    WriteFolds(sizes, at + rows_.size() * sizeof(PanelRow));
+    const auto append = [&](const auto& values) {
+      const size_t bytes = values.size() * sizeof(values[0]);
+      std::memcpy(at, values.data(), bytes);
+      at += bytes;
+    };
+    append(panels_);
+    append(rows_);
+    append(folds_);
+    append(parts_);
     (*launch_)(sizes, arrays_);
   }
   panels_.clear();
   rows_.clear();
   num_blocks_ = 0;
   num_slots_ = 0;
-  num_parts_ = 0;
 }
 
 void TilePlanner::Plan(const AttendArgs& args, const ReaderFilter& filter, int tile_rows,

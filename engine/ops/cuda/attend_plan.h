@@ -42,8 +42,8 @@ class SlicePlanner {
   void AddSpan(const AttendSpan& span);
   void AddPanels(const AttendSpan& span);
   void Emit();
-  void CountParts();
-  void WriteFolds(const kernels::SliceSizes& sizes, std::byte* at);
+  void MakeFolds();
+  void MakeParts(const kernels::SliceSizes& sizes);
 
   // Of the call.
   const AttendArgs* args_ = nullptr;
@@ -61,9 +61,10 @@ class SlicePlanner {
   std::vector<kernels::PanelRow> rows_;
   int num_blocks_ = 0;
   int num_slots_ = 0;
-  int64_t num_parts_ = 0;
-  std::vector<int> part_counts_;  // By row * head_blocks_ + head block; zero between passes
-  std::vector<int> fold_keys_;    // Those with parts, in the order of their first
+  std::vector<kernels::FoldRow> folds_;
+  std::vector<kernels::FoldPart> parts_;
+  std::vector<int> fold_of_key_;  // By row * head_blocks_ + block of heads; -1 between passes
+  std::vector<int> next_parts_;   // By fold
   std::vector<std::byte> arrays_;
 };
 

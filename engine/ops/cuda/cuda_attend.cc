@@ -24,6 +24,9 @@ using kernels::TileSizes;
 // and some hundreds of borders between sequences. What is more takes another pass.
 constexpr int64_t kSlicesMin = 1024;
 constexpr int64_t kArrayBytes = device::kMaxArgumentBytes;
+// Counters of slices that are done, for as many folds and KV heads.
+constexpr int64_t kArrivals = 16384;
+constexpr int64_t kArrivalBytes = kArrivals * sizeof(uint32_t);
 
 // Floats of a partial beside its values.
 constexpr int64_t kStateFloats = 2;
@@ -58,8 +61,9 @@ class CudaAttendImpl : public CudaAttend {
 
  private:
   // The kernels for such a cache; the second has no launch where rows are always sliced.
-  kernels::SliceKernel SliceKernelFor(const KvGeometry& kv) const;
-  kernels::TileKernel TileKernelFor(const KvGeometry& kv) const;
+  kernels::SliceKernel SliceKernelFor(const KvGeometry& kv);
+  kernels::TileKernel TileKernelFor(const KvGeometry& kv);
+  void Prepare(cudaError_t (*prepare)(), cudaError_t (**prepared)());
   void AttendSliced(const AttendArgs& args, const ReaderFilter& filter);
   void AttendTiled(const AttendArgs& args, const ReaderFilter& filter);
   SliceCall MakeSliceCall(const kernels::AttendRows& rows, const SliceSizes& sizes) const;
@@ -70,7 +74,9 @@ class CudaAttendImpl : public CudaAttend {
   const int num_processors_;
   const bool with_tensor_cores_;
   const bool out_bf16_;
-  const device::Buffer workspace_;  // Arrays of calls, then partials
+  const device::Buffer workspace_;  // Arrays of calls, arrivals, partials
+  cudaError_t (*prepared_slices_)() = nullptr;
+  cudaError_t (*prepared_tiles_)() = nullptr;
   SlicePlanner slices_;
   TilePlanner tiles_;
 };
@@ -128,28 +134,39 @@ SliceCall CudaAttendImpl::MakeSliceCall(const kernels::AttendRows& rows,
   call.sizes = sizes;
   call.arrays = nullptr;
   const int64_t partials = int64_t{NumSlices(sizes)} * rows.kv.num_kv_heads * sizes.num_slots;
-  call.partials.o = reinterpret_cast<float*>(workspace_.data() + kArrayBytes);
+  call.arrivals = nullptr;
+  call.partials.o = reinterpret_cast<float*>(workspace_.data() + kArrayBytes + kArrivalBytes);
   call.partials.m = call.partials.o + partials * rows.kv.v_dim;
   call.partials.l = call.partials.m + partials;
   return call;
 }
 
-kernels::SliceKernel CudaAttendImpl::SliceKernelFor(const KvGeometry& kv) const {
-  if (with_tensor_cores_) {
-    const kernels::SliceKernel kernel = kernels::DecodeKernel(kv);
-    if (kernel.launch != nullptr) return kernel;
-  }
-  return kernels::SimtKernel();
+void CudaAttendImpl::Prepare(cudaError_t (*prepare)(), cudaError_t (**prepared)()) {
+  if (prepare == nullptr || prepare == *prepared) return;
+  compute_.Check(prepare(), "shared memory of attention");
+  *prepared = prepare;
 }
 
-kernels::TileKernel CudaAttendImpl::TileKernelFor(const KvGeometry& kv) const {
-  return with_tensor_cores_ ? kernels::PrefillKernel(kv) : kernels::TileKernel();
+kernels::SliceKernel CudaAttendImpl::SliceKernelFor(const KvGeometry& kv) {
+  kernels::SliceKernel kernel;
+  if (with_tensor_cores_) kernel = kernels::DecodeKernel(kv);
+  if (kernel.launch == nullptr) kernel = kernels::SimtKernel();
+  Prepare(kernel.prepare, &prepared_slices_);
+  return kernel;
+}
+
+kernels::TileKernel CudaAttendImpl::TileKernelFor(const KvGeometry& kv) {
+  kernels::TileKernel kernel;
+  if (with_tensor_cores_) kernel = kernels::PrefillKernel(kv);
+  if (kernel.launch != nullptr) Prepare(kernel.prepare, &prepared_tiles_);
+  return kernel;
 }
 
 void CudaAttendImpl::AttendSliced(const AttendArgs& args, const ReaderFilter& filter) {
   const kernels::SliceKernel kernel = SliceKernelFor(args.kv);
   const kernels::AttendRows rows = RowsOf(args);
-  const int64_t floats = (workspace_.size_bytes() - kArrayBytes) / int64_t{sizeof(float)};
+  const int64_t floats =
+      (workspace_.size_bytes() - kArrayBytes - kArrivalBytes) / int64_t{sizeof(float)};
   const SliceLimits limits = {.max_partials = floats / (args.kv.v_dim + kStateFloats),
                               .max_array_bytes = kArrayBytes,
                               .max_thread_blocks = num_processors_ * kernel.blocks_per_processor,
@@ -210,11 +227,14 @@ void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
   kernels::AttendRows rows = {};
   rows.kv = geometry;
   rows.num_heads = num_heads;
-  const SliceCall slices = MakeSliceCall(rows, SliceSizes());
+  SliceCall slices = MakeSliceCall(rows, SliceSizes());
   check(kernels::LaunchStageArrays(stream, nullptr, nullptr, 0));
   check(kernels::LaunchResetStates(stream, 0, geometry.v_dim, nullptr, nullptr, nullptr));
   check(SliceKernelFor(geometry).launch(stream, slices));
-  check(kernels::LaunchFoldPartials(stream, slices));
+  for (const int fold_slices : {0, std::numeric_limits<int>::max()}) {
+    slices.sizes.max_fold_slices = fold_slices;
+    check(kernels::LaunchFoldPartials(stream, slices));
+  }
   if (const kernels::TileKernel kernel = TileKernelFor(geometry); kernel.launch != nullptr) {
     TileCall tiles = {};
     tiles.rows = rows;
@@ -228,7 +248,7 @@ void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
 }  // namespace
 
 int64_t CudaAttend::WorkspaceBytes(const OpsLimits& limits) {
-  return kArrayBytes + PartialFloats(limits) * int64_t{sizeof(float)};
+  return kArrayBytes + kArrivalBytes + PartialFloats(limits) * int64_t{sizeof(float)};
 }
 
 absl::StatusOr<std::unique_ptr<CudaAttend>> CudaAttend::Create(device::CudaDevice& device,

@@ -117,8 +117,10 @@ void RunPass(const Call& call, const SliceSizes& sizes, std::span<const std::byt
   }
   for (int f = 0; f < sizes.num_folds; ++f) {
     const FoldRow& fold = at.folds[f];
+    int num_slices = 0;
     for (int i = fold.first_part; i < fold.first_part + fold.num_parts; ++i) {
       const FoldPart& part = at.parts[i];
+      num_slices += part.num_slices;
       for (int s = part.first_slice; s < part.first_slice + part.num_slices; ++s) {
         for (int h = 0; h < fold.num_heads; ++h) {
           const auto partial = partials.find({s, part.first_slot + h});
@@ -127,6 +129,15 @@ void RunPass(const Call& call, const SliceSizes& sizes, std::span<const std::byt
           partials.erase(partial);
         }
       }
+    }
+    EXPECT_EQ(fold.num_slices, num_slices);
+    EXPECT_LE(num_slices, sizes.max_fold_slices);
+  }
+  for (int p = 0; p < sizes.num_panels; ++p) {
+    for (int i = 0; i < at.panels[p].num_rows; ++i) {
+      const kernels::PanelRow& row = at.rows[at.panels[p].first_row + i];
+      EXPECT_EQ(at.folds[row.fold].row, row.row);
+      EXPECT_EQ(at.folds[row.fold].first_head, at.panels[p].first_head);
     }
   }
   EXPECT_TRUE(partials.empty()) << partials.size() << " partials that nobody folds";

@@ -217,12 +217,12 @@ TEST_F(CudaAttendTest, FindsEveryNeedle) {
       for (int head = 0; head < g.num_kv_heads; ++head) {
         const testing_support::AttentionProblem needles =
             testing_support::NeedleProblem({.k_dim = g.k_dim,
-                           .v_dim = g.v_dim,
-                           .value_in_key = g.value_in_key,
-                           .dtype = KvDtype::kBf16,
-                           .num_rows = 1,
-                           .num_tokens = kTokens},
-                          rng_);
+                                            .v_dim = g.v_dim,
+                                            .value_in_key = g.value_in_key,
+                                            .dtype = KvDtype::kBf16,
+                                            .num_rows = 1,
+                                            .num_tokens = kTokens},
+                                           rng_);
         span.k.push_back(needles.k);
         span.v.push_back(needles.v);
       }
