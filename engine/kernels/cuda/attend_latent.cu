@@ -172,6 +172,7 @@ bool Supports(const KvGeometry& kv) {
 SliceKernel LatentDecodeKernel(const KvGeometry& kv) {
   SliceKernel kernel;
   kernel.prepare = PrepareSlices;
+  kernel.shared_bytes = sizeof(DecodeShared) + sizeof(SliceQueue) + sizeof(FoldShared);
   if (Supports(kv)) kernel.launch = LaunchSlices;
   return kernel;
 }
@@ -179,6 +180,7 @@ SliceKernel LatentDecodeKernel(const KvGeometry& kv) {
 TileKernel LatentPrefillKernel(const KvGeometry& kv) {
   TileKernel kernel;
   kernel.prepare = PrepareTiles;
+  kernel.shared_bytes = sizeof(PrefillShared) + sizeof(BlockQueue);
   kernel.tile_rows = kLatentTileRows;
   if (Supports(kv)) kernel.launch = LaunchTiles;
   return kernel;

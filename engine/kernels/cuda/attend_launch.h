@@ -24,6 +24,7 @@ struct SliceKernel {
   // Once before the first launch on a device.
   cudaError_t (*prepare)() = nullptr;
   cudaError_t (*launch)(cudaStream_t stream, const SliceCall& call) = nullptr;
+  int shared_bytes = 0;          // Of a thread block, where it is more than 48 KiB
   int blocks_per_processor = 1;  // Thread blocks that run at once on a multiprocessor
   int min_chunk_blocks = 1;      // KV blocks that are worth a thread block
 };
@@ -46,6 +47,7 @@ struct TileKernel {
   // Once before the first launch on a device.
   cudaError_t (*prepare)() = nullptr;
   cudaError_t (*launch)(cudaStream_t stream, const TileCall& call) = nullptr;
+  int shared_bytes = 0;
   int tile_rows = 1;  // (Query row, head of a group) pairs
 };
 

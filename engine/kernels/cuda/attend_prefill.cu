@@ -342,6 +342,7 @@ TileKernel Make() {
   TileKernel kernel;
   kernel.prepare = Prepare<kKDim, kVDim>;
   kernel.launch = Launch<kKDim, kVDim>;
+  kernel.shared_bytes = Layout<kKDim, kVDim>::kSharedBytes + sizeof(BlockQueue);
   kernel.tile_rows = kTileRows;
   return kernel;
 }

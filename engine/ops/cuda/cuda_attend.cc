@@ -41,11 +41,13 @@ constexpr int kSlicedPairsMax = 64;
 
 class CudaAttendImpl : public CudaAttend {
  public:
+  // `max_shared_bytes` is what a thread block can have.
   CudaAttendImpl(device::CudaDevice& device, ComputeType compute, bool force_simt,
-                 device::Buffer workspace)
+                 int max_shared_bytes, device::Buffer workspace)
       : compute_(device.compute()),
         num_processors_(device.info().num_multiprocessors),
         with_tensor_cores_(!force_simt && device.info().compute_major >= 8),
+        max_shared_bytes_(max_shared_bytes),
         out_bf16_(compute == ComputeType::kBf16),
         workspace_(std::move(workspace)) {}
 
@@ -73,6 +75,7 @@ class CudaAttendImpl : public CudaAttend {
   device::CudaQueue& compute_;
   const int num_processors_;
   const bool with_tensor_cores_;
+  const int max_shared_bytes_;
   const bool out_bf16_;
   const device::Buffer workspace_;  // Arrays of calls, arrivals, partials
   cudaError_t (*prepared_slices_)() = nullptr;
@@ -150,7 +153,9 @@ void CudaAttendImpl::Prepare(cudaError_t (*prepare)(), cudaError_t (**prepared)(
 kernels::SliceKernel CudaAttendImpl::SliceKernelFor(const KvGeometry& kv) {
   kernels::SliceKernel kernel;
   if (with_tensor_cores_) kernel = kernels::DecodeKernel(kv);
-  if (kernel.launch == nullptr) kernel = kernels::SimtKernel();
+  if (kernel.launch == nullptr || kernel.shared_bytes > max_shared_bytes_) {
+    kernel = kernels::SimtKernel();
+  }
   Prepare(kernel.prepare, &prepared_slices_);
   return kernel;
 }
@@ -158,7 +163,8 @@ kernels::SliceKernel CudaAttendImpl::SliceKernelFor(const KvGeometry& kv) {
 kernels::TileKernel CudaAttendImpl::TileKernelFor(const KvGeometry& kv) {
   kernels::TileKernel kernel;
   if (with_tensor_cores_) kernel = kernels::PrefillKernel(kv);
-  if (kernel.launch != nullptr) Prepare(kernel.prepare, &prepared_tiles_);
+  if (kernel.launch == nullptr || kernel.shared_bytes > max_shared_bytes_) return {};
+  Prepare(kernel.prepare, &prepared_tiles_);
   return kernel;
 }
 
@@ -261,8 +267,14 @@ absl::StatusOr<std::unique_ptr<CudaAttend>> CudaAttend::Create(device::CudaDevic
   }
   ASSIGN_OR_RETURN(device::Buffer workspace,
                    device.AllocateDevice(WorkspaceBytes(limits), "workspace of attention"));
+  int ordinal = 0;
+  int max_shared_bytes = 0;
+  RETURN_IF_ERROR(device::CudaStatus(cudaGetDevice(&ordinal), "cudaGetDevice"));
+  RETURN_IF_ERROR(device::CudaStatus(
+      cudaDeviceGetAttribute(&max_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal),
+      "shared memory of a thread block"));
   return std::unique_ptr<CudaAttend>(
-      new CudaAttendImpl(device, compute, force_simt, std::move(workspace)));
+      new CudaAttendImpl(device, compute, force_simt, max_shared_bytes, std::move(workspace)));
 }
 
 }  // namespace writescope::ops
