@@ -196,16 +196,20 @@ absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, int64_t ret
   step->attention =
       attention::BuildStepAttention(*cache_, sequences, retain_keep_free, &step->retained);
   step->targets.resize(step->tokens.size());
-  return VerifyBlocks(*step);
+  absl::Status intact = VerifyBlocks(*step, full_slice);
+  if (!intact.ok()) Abandon(*step);
+  return intact;
 }
 
-absl::Status ModelRunner::VerifyBlocks(const Step& step) const {
+absl::Status ModelRunner::VerifyBlocks(const Step& step, int* bad_slice) const {
   if (!options_.cache.verify) return absl::OkStatus();
-  for (const kvcache::WritePlan& plan : step.plans) {
-    for (const int id : cache_->SealedBlocks(plan.slot)) {
+  for (size_t i = 0; i < step.plans.size(); ++i) {
+    *bad_slice = static_cast<int>(i);
+    for (const int id : cache_->SealedBlocks(step.plans[i].slot)) {
       if (cache_->blocks().sealed(id)) RETURN_IF_ERROR(cache_->blocks().Verify(id));
     }
   }
+  *bad_slice = -1;
   return absl::OkStatus();
 }
 
@@ -246,10 +250,7 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
                                             int* full_slice) {
   Step step;
   absl::Status status = Prepare(slices, options.retain_keep_free, &step, full_slice);
-  if (!status.ok()) {
-    if (!absl::IsResourceExhausted(status)) Abandon(step);
-    return status;
-  }
+  RETURN_IF_ERROR(status);
   cache_->mutable_blocks().LockRetained(true);
   attention_->BeginStep(step.attention, options.share);
   decoder_->Embed(step.tokens);

@@ -95,8 +95,8 @@ class ModelRunner {
   bool IsResident(int slot) const;
 
   // One forward pass. RESOURCE_EXHAUSTED: no KV block for slice `*full_slice`, and nothing has
-  // changed; CANCELLED: given up; DATA_LOSS: a sealed block changed; others: the step failed. On
-  // any error the sequences are as before.
+  // changed; CANCELLED: given up; DATA_LOSS: a sealed block of `*full_slice` changed; others: the
+  // step failed. On any error the sequences are as before.
   absl::StatusOr<StepResult> Run(std::span<const StepSlice> slices, const StepOptions& options,
                                  const LogitsSink& sink, int* full_slice);
   // The same for sequences whose blocks are all on the device, one token each; may be called from
@@ -122,7 +122,7 @@ class ModelRunner {
   ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options);
   absl::Status Prepare(std::span<const StepSlice> slices, int64_t retain_keep_free, Step* step,
                        int* full_slice);
-  absl::Status VerifyBlocks(const Step& step) const;
+  absl::Status VerifyBlocks(const Step& step, int* bad_slice) const;
   void FillTargets(Step& step, int layer) const;
   absl::Status RunLayers(Step& step, const StepOptions& options);
   void Finish(std::span<const StepSlice> slices, Step& step);
