@@ -18,10 +18,10 @@ class CudaAttend {
  public:
   // Of device memory, for the partial results of work that is divided along the keys.
   static int64_t WorkspaceBytes(const OpsLimits& limits);
-  // With `force_simt` no tensor-core instruction is used, as on GPUs before sm_80. Tensor cores take
-  // q and the weights rounded to bf16; there are kernels for bf16 keys of 32, 64, 96, 128 and 192/128
-  // values, and for latents of 576/512 where a thread block can have 226 KiB of shared memory (H100,
-  // H200). Everything else is taken in float32 by the plain kernel.
+  // With `force_simt` no tensor-core instruction is used, as on GPUs before sm_80. Tensor cores
+  // take q and the weights rounded to bf16; there are kernels for bf16 keys of 32, 64, 96, 128 and
+  // 192/128 values, and for latents of 576/512 where a thread block can have 226 KiB of shared
+  // memory (H100, H200). Everything else is taken in float32 by the plain kernel.
   static absl::StatusOr<std::unique_ptr<CudaAttend>> Create(device::CudaDevice& device,
                                                             const OpsLimits& limits,
                                                             ComputeType compute, bool force_simt);
