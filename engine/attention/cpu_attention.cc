@@ -66,7 +66,6 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
     worker.m.resize(heads);
     worker.l.resize(heads);
     worker.touched.resize(static_cast<size_t>(options.max_rows));
-    worker.finished.resize(static_cast<size_t>(options.geometry.v_dim));
   }
   ResetPartials(options.max_rows);
 }
@@ -210,18 +209,11 @@ void CpuAttention::Flush(Worker& worker) {
   const int v_dim = options_.geometry.v_dim;
   for (const int row : worker.touched_rows) {
     std::lock_guard lock(row_mutexes_[static_cast<size_t>(row)]);
+    // The first partial of a row is written as it is: what lies there is of an earlier layer.
     for (int64_t head = row * heads; head < (row + 1) * heads; ++head) {
-      float lse = kernels::kEmptyLse;
       const size_t at = static_cast<size_t>(head);
-      const float* o = &worker.o[at * static_cast<size_t>(v_dim)];
-      // The first partial of a row is written as it is: what lies there is of an earlier layer.
-      if (lse_[head] == kernels::kEmptyLse) {
-        kernels::FinishPartial(v_dim, o, worker.m[at], worker.l[at], out_ + head * v_dim,
-                               lse_ + head);
-        continue;
-      }
-      kernels::FinishPartial(v_dim, o, worker.m[at], worker.l[at], worker.finished.data(), &lse);
-      kernels::MergePartial(v_dim, out_ + head * v_dim, lse_ + head, worker.finished.data(), lse);
+      kernels::MergeState(v_dim, out_ + head * v_dim, lse_ + head,
+                          &worker.o[at * static_cast<size_t>(v_dim)], worker.m[at], worker.l[at]);
     }
     worker.touched[static_cast<size_t>(row)] = false;
   }

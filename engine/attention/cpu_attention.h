@@ -48,7 +48,6 @@ class CpuAttention {
     std::vector<float> o, m, l;
     std::vector<bool> touched;
     std::vector<int> touched_rows;
-    std::vector<float> finished;  // [v_dim]
     std::vector<Run> parts;
     // Scratch of one kernel call.
     std::vector<kernels::KvHeadBlock> blocks;

@@ -78,4 +78,8 @@ void FinishPartial(int v_dim, const T* o, T m, T l, T* out, T* lse);
 template <typename T>
 void MergePartial(int v_dim, T* out, T* lse, const T* other_out, T other_lse);
 
+// FinishPartial and MergePartial of a running state into (out, lse), in one pass.
+template <typename T>
+void MergeState(int v_dim, T* out, T* lse, const T* o, T m, T l);
+
 }  // namespace writescope::kernels

@@ -34,6 +34,24 @@ void MergePartial(int v_dim, T* out, T* lse, const T* other_out, T other_lse) {
   *lse = lse_max + std::log2(sum);
 }
 
+template <typename T>
+void MergeState(int v_dim, T* out, T* lse, const T* o, T m, T l) {
+  if (l == 0) return;
+  if (*lse == static_cast<T>(kEmptyLse)) return FinishPartial(v_dim, o, m, l, out, lse);
+  // m + log2(l) is the state's lse; with the larger exponent taken out nothing overflows.
+  const T state_lse = m + std::log2(l);
+  const T lse_max = std::fmax(*lse, state_lse);
+  const T weight = std::exp2(*lse - lse_max);
+  const T state_weight = std::exp2(state_lse - lse_max);
+  const T sum = weight + state_weight;
+  const T keep = weight / sum;
+  const T add = state_weight / (sum * l);
+  for (int d = 0; d < v_dim; ++d) out[d] = keep * out[d] + add * o[d];
+  *lse = lse_max + std::log2(sum);
+}
+
+template void MergeState<float>(int, float*, float*, const float*, float, float);
+template void MergeState<double>(int, double*, double*, const double*, double, double);
 template void FinishPartial<float>(int, const float*, float, float, float*, float*);
 template void FinishPartial<double>(int, const double*, double, double, double*, double*);
 template void MergePartial<float>(int, float*, float*, const float*, float);

@@ -26,6 +26,7 @@ ROWS = {
     "cpu_attention": {"model": str, "isa": str, "context_tokens": int, "threads": int,
                       "gbps": float, "dram_read_gbps": float, "link_busy": bool},
 }
+ROWS["throttle"] = ROWS["retention"] = ROWS["decode"]
 SPILLED_LABEL_BYTES = 2 << 30
 
 
@@ -51,7 +52,7 @@ def problems(data):
                 found.append(f"row {number}: {key} is {value!r}, not a {kind.__name__}")
         if found:
             continue
-        if data["benchmark"] == "decode":
+        if "spilled_bytes" in fields:
             if not row["step_ms_min"] <= row["step_ms"] <= row["step_ms_max"]:
                 found.append(f"row {number}: step_ms is not between its least and its most")
             if row["resident"] != (row["spilled_bytes"] < SPILLED_LABEL_BYTES):

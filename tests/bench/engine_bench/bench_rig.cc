@@ -181,6 +181,12 @@ void BenchRig::RemoveAll() {
   next_tokens_.clear();
 }
 
+void BenchRig::RemoveFirst() {
+  cache().RemoveSequence(slots_.front());
+  slots_.erase(slots_.begin());
+  next_tokens_.erase(next_tokens_.begin());
+}
+
 absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, bool retain) {
   const std::vector<TokenId> tokens = next_tokens_;
   std::vector<runtime::StepSlice> slices;

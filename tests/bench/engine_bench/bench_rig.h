@@ -43,6 +43,10 @@ class BenchRig {
   // The same by reading prompts of random tokens; the tokens per second.
   absl::StatusOr<double> AddByPrefill(int batch, int64_t context);
   void RemoveAll();
+  void RemoveFirst();
+  void SetClaimHook(attention::ClaimHook hook) {
+    runner_->attention().SetClaimHook(std::move(hook));
+  }
   int batch() const { return static_cast<int>(slots_.size()); }
   // Spilled bytes that a step over the batch reads.
   int64_t SpilledBytes() const { return runner_->SpilledBytes(slots_); }

@@ -26,18 +26,6 @@ double Quantile(std::vector<double> values, double quantile) {
   return values[std::min(values.size() - 1, static_cast<size_t>(at))];
 }
 
-// Median seconds of a step of the batch with nothing spilled and next to nothing to attend to.
-absl::StatusOr<double> DenseSeconds(BenchRig& rig, int batch, const DecodeOptions& options) {
-  RETURN_IF_ERROR(rig.AddFilled(batch, kDenseContext));
-  std::vector<double> seconds;
-  for (int i = 0; i < options.warmup_steps + options.steps; ++i) {
-    ASSIGN_OR_RETURN(const StepTiming timing, rig.Decode({}, false));
-    if (i >= options.warmup_steps) seconds.push_back(timing.step_s);
-  }
-  rig.RemoveAll();
-  return Quantile(seconds, 0.5);
-}
-
 attention::SharePlan PlanFor(const std::string& policy, const std::string& cut, double best_share) {
   if (policy == "stream") return {.handoff = false};
   if (policy == "cpu") return {.cpu_share = 1, .handoff = true};
@@ -115,11 +103,23 @@ absl::StatusOr<Point> ParsePoint(const std::string& text) {
   return point;
 }
 
+absl::StatusOr<double> MeasureDense(BenchRig& rig, int batch, int warmup_steps, int steps) {
+  RETURN_IF_ERROR(rig.AddFilled(batch, kDenseContext));
+  std::vector<double> seconds;
+  for (int i = 0; i < warmup_steps + steps; ++i) {
+    ASSIGN_OR_RETURN(const StepTiming timing, rig.Decode({}, false));
+    if (i >= warmup_steps) seconds.push_back(timing.step_s);
+  }
+  rig.RemoveAll();
+  return Quantile(seconds, 0.5);
+}
+
 absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOptions& options) {
   std::vector<ResultRow> rows;
   if (!options.real_prefill) RETURN_IF_ERROR(rig.FillRegions());
   for (const Point& point : options.points) {
-    ASSIGN_OR_RETURN(const double dense_s, DenseSeconds(rig, point.batch, options));
+    ASSIGN_OR_RETURN(const double dense_s,
+                     MeasureDense(rig, point.batch, options.warmup_steps, options.steps));
     std::string kv_fill = "seeded fill, a distinct physical page for every byte";
     if (options.real_prefill) {
       ASSIGN_OR_RETURN(const double tokens_per_s, rig.AddByPrefill(point.batch, point.context));

@@ -30,6 +30,9 @@ struct DecodeOptions {
   bool retain = false;
 };
 
+// Median seconds of a step of the batch with nothing spilled and next to nothing to attend to.
+absl::StatusOr<double> MeasureDense(BenchRig& rig, int batch, int warmup_steps = 3, int steps = 5);
+
 absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOptions& options);
 
 }  // namespace writescope::bench

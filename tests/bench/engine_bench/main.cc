@@ -1,5 +1,5 @@
 // writescope-bench: the real engine on real model shapes. `decode` measures steps, `prefill` the
-// reading of prompts.
+// reading of prompts, `throttle` and `retention` steps while the load changes.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -10,6 +10,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "tests/bench/engine_bench/decode_bench.h"
+#include "tests/bench/engine_bench/drift_bench.h"
 
 namespace writescope::bench {
 namespace {
@@ -90,7 +91,26 @@ absl::Status RunPrefill(BenchRig& rig, const std::vector<Point>& points) {
   return absl::OkStatus();
 }
 
-absl::Status Run(const Flags& flags, bool decode, const std::string& command) {
+// The rows of a benchmark of steps, by its name.
+absl::StatusOr<std::vector<ResultRow>> RunSteps(BenchRig& rig, const std::string& benchmark,
+                                                const std::vector<Point>& points,
+                                                DecodeOptions options) {
+  if (benchmark == "decode") {
+    options.points = points;
+    return RunDecode(rig, options);
+  }
+  std::vector<ResultRow> all;
+  for (const Point& point : points) {
+    absl::StatusOr<std::vector<ResultRow>> rows = benchmark == "throttle"
+                                                      ? RunThrottle(rig, point, options.cuts[0])
+                                                      : RunRetention(rig, point);
+    RETURN_IF_ERROR(rows.status());
+    all.insert(all.end(), rows->begin(), rows->end());
+  }
+  return all;
+}
+
+absl::Status Run(const Flags& flags, const std::string& benchmark, const std::string& command) {
   std::vector<Point> points;
   for (const std::string& text : flags.points) {
     ASSIGN_OR_RETURN(points.emplace_back(), ParsePoint(text));
@@ -102,13 +122,11 @@ absl::Status Run(const Flags& flags, bool decode, const std::string& command) {
               rates.cpu_with_link / 1e9, rates.link_alone / 1e9, rates.link_with_cpu / 1e9,
               rig->profile().cpu_workers);
   std::fflush(stdout);
-  if (!decode) return RunPrefill(*rig, points);
-  DecodeOptions options = flags.decode;
-  options.points = points;
-  ASSIGN_OR_RETURN(std::vector<ResultRow> rows, RunDecode(*rig, options));
+  if (benchmark == "prefill") return RunPrefill(*rig, points);
+  ASSIGN_OR_RETURN(std::vector<ResultRow> rows, RunSteps(*rig, benchmark, points, flags.decode));
   for (ResultRow& row : rows) row.weights = flags.weights;
   if (flags.json.empty()) return absl::OkStatus();
-  return WriteResultFile({.benchmark = "decode",
+  return WriteResultFile({.benchmark = benchmark,
                           .machine = DescribeMachine(rig->device().description()),
                           .command = command,
                           .profile = rig->profile(),
@@ -132,12 +150,16 @@ int Main(int argc, char** argv) {
   decode->add_flag("--real-prefill", flags.decode.real_prefill,
                    "KV by reading prompts instead of seeded bytes");
   decode->add_flag("--retain", flags.decode.retain, "Keeps copies of streamed blocks");
-  CLI::App* prefill = app.add_subcommand("prefill", "Reading prompts");
-  AddCommon(prefill, flags);
+  AddCommon(app.add_subcommand("prefill", "Reading prompts"), flags);
+  CLI::App* throttle =
+      app.add_subcommand("throttle", "Workers that become half as fast in mid-run");
+  AddCommon(throttle, flags);
+  throttle->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
+  AddCommon(app.add_subcommand("retention", "All sequences of a point but the last leave"), flags);
   CLI11_PARSE(app, argc, argv);
   std::string command = "writescope-bench";
   for (int i = 1; i < argc; ++i) absl::StrAppend(&command, " ", argv[i]);
-  const absl::Status status = Run(flags, decode->parsed(), command);
+  const absl::Status status = Run(flags, app.get_subcommands()[0]->get_name(), command);
   if (status.ok()) return 0;
   std::fprintf(stderr, "writescope-bench: %s\n", status.ToString().c_str());
   return 1;

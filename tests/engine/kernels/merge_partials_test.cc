@@ -55,6 +55,44 @@ TEST(MergePartial, AnEmptySideChangesNothing) {
   EXPECT_EQ(both_lse, kEmptyLse);
 }
 
+TEST(MergeState, IsFinishThenMerge) {
+  std::mt19937_64 random(testing_support::TestSeed());
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> out(37), o(37);
+    for (float& value : out) value = normal(random);
+    for (float& value : o) value = 20 * normal(random);
+    float lse = round % 7 == 0 ? kEmptyLse : 5 * normal(random);
+    const float m = 30 * normal(random);
+    const float l = round % 5 == 0 ? 0.0f : 1 + std::fabs(10 * normal(random));
+    std::vector<double> want(out.begin(), out.end()), finished(37);
+    const std::vector<double> state(o.begin(), o.end());
+    double want_lse = lse, finished_lse = 0;
+    FinishPartial<double>(37, state.data(), m, l, finished.data(), &finished_lse);
+    MergePartial<double>(37, want.data(), &want_lse, finished.data(), finished_lse);
+    MergeState(37, out.data(), &lse, o.data(), m, l);
+    if (std::isinf(want_lse)) {
+      EXPECT_EQ(lse, kEmptyLse);
+      continue;
+    }
+    EXPECT_NEAR(lse, want_lse, 1e-4);
+    for (size_t d = 0; d < out.size(); ++d)
+      EXPECT_NEAR(out[d], want[d], 1e-5 + 1e-5 * std::fabs(want[d]));
+  }
+}
+
+TEST(MergeState, AValueThatOutweighsAllComesOutBitForBit) {
+  const std::vector<float> o = {0.3f, -7.25f, 1e-3f};
+  std::vector<float> out = {5, 6, 7};
+  float lse = -2;
+  MergeState(3, out.data(), &lse, o.data(), 300.0f, 1.0f);
+  EXPECT_EQ(out, o);
+  const std::vector<float> small = {1, 1, 1};
+  MergeState(3, out.data(), &lse, small.data(), -300.0f, 1.0f);
+  EXPECT_EQ(out, o);
+  EXPECT_EQ(lse, 300.0f);
+}
+
 TEST(MergePartial, NanOfEitherSideStays) {
   for (const float other_lse : {kEmptyLse, 2.0f, NAN}) {
     for (const bool nan_first : {true, false}) {

@@ -1,0 +1,136 @@
+#include "tests/bench/engine_bench/drift_bench.h"
+
+#include <atomic>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
+#include "engine/base/units.h"
+#include "engine/roofline/roofline.h"
+
+namespace writescope::bench {
+namespace {
+
+constexpr int kStepsBefore = 4;
+constexpr int kStepsAfter = 10;
+constexpr double kSlowdown = 2;
+
+// Makes a thread's time between two claims of a layer kSlowdown times as long.
+class Throttle {
+ public:
+  bool OnClaim(attention::Side side, int layer) {
+    if (side != attention::Side::kCpu) return true;
+    thread_local int last_layer = -1;
+    thread_local double last_s = 0;
+    const double now_s = device::NowSeconds();
+    if (on_.load(std::memory_order_relaxed) && layer == last_layer) {
+      const double until_s = now_s + (kSlowdown - 1) * (now_s - last_s);
+      while (device::NowSeconds() < until_s) {
+      }
+    }
+    last_layer = layer;
+    last_s = device::NowSeconds();
+    return true;
+  }
+  void Set(bool on) { on_.store(on); }
+
+ private:
+  std::atomic<bool> on_{false};
+};
+
+ResultRow RowOf(BenchRig& rig, const StepTiming& timing, const Point& point, std::string policy,
+                const std::string& cut, double floor_s) {
+  const attention::AttentionStats& stats = timing.attention;
+  const double attended = static_cast<double>(stats.cpu_bytes + stats.link_bytes);
+  ResultRow row;
+  row.model = rig.config().architecture;
+  row.batch = rig.batch();
+  row.context_tokens = point.context;
+  row.aggregate_tokens = rig.batch() * point.context;
+  row.policy = std::move(policy);
+  row.cut = cut;
+  row.share = attended > 0 ? static_cast<double>(stats.cpu_bytes) / attended : 0;
+  row.spilled_bytes = stats.spilled_bytes;
+  row.resident = row.spilled_bytes < 2 * kGiB;
+  row.step_ms = row.step_ms_min = row.step_ms_max = 1e3 * timing.step_s;
+  row.floor_ms = 1e3 * floor_s;
+  row.tokens_per_s = rig.batch() / timing.step_s;
+  row.moved_bytes = rig.cache().blocks().moved_bytes();
+  row.device_bytes_peak = rig.device().device_used_bytes();
+  row.host_bytes_peak = rig.sized().plan.host_total_bytes;
+  row.kv_fill = "seeded fill, a distinct physical page for every byte";
+  std::printf(
+      "%-28s %3d x %-7ld spilled %7.2f GiB share %.3f step %8.2f ms floor %8.2f ratio %.3f\n",
+      row.policy.c_str(), row.batch, row.context_tokens,
+      static_cast<double>(row.spilled_bytes) / static_cast<double>(kGiB), row.share, row.step_ms,
+      row.floor_ms, row.step_ms / row.floor_ms);
+  std::fflush(stdout);
+  return row;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<ResultRow>> RunThrottle(BenchRig& rig, const Point& point,
+                                                   const std::string& cut) {
+  std::vector<ResultRow> rows;
+  Throttle throttle;
+  RETURN_IF_ERROR(rig.FillRegions());
+  ASSIGN_OR_RETURN(const double dense_s, MeasureDense(rig, point.batch));
+  RETURN_IF_ERROR(rig.AddFilled(point.batch, point.context));
+  rig.SetClaimHook([&](attention::Side side, int layer) { return throttle.OnClaim(side, layer); });
+  const roofline::StepLoad load{.spilled_bytes = static_cast<double>(rig.SpilledBytes()),
+                                .dense_seconds = dense_s};
+  // The rates that the step itself showed, so that floors before and after are by one measure.
+  roofline::Rates rates = rig.profile().rates;
+  double share = roofline::BestShare(load, rates).share;
+  const auto decode = [&](const std::string& name) -> absl::Status {
+    ASSIGN_OR_RETURN(
+        const StepTiming timing,
+        rig.Decode({.meet = cut == "meet", .cpu_share = share, .handoff = true}, false));
+    const double floor_s = roofline::BestShare(load, rates).step_seconds;
+    rows.push_back(RowOf(rig, timing, point, name, cut, floor_s));
+    rows.back().dense_ms = 1e3 * dense_s;
+    return absl::OkStatus();
+  };
+  for (int i = 0; i < kStepsBefore; ++i) RETURN_IF_ERROR(decode("before"));
+  throttle.Set(true);
+  rates.cpu_alone /= kSlowdown;
+  rates.cpu_with_link /= kSlowdown;
+  for (int i = 0; i < kStepsAfter; ++i) {
+    RETURN_IF_ERROR(decode(absl::StrCat("workers at half rate, step ", i + 1)));
+  }
+  rig.SetClaimHook(nullptr);
+  rig.RemoveAll();
+  return rows;
+}
+
+absl::StatusOr<std::vector<ResultRow>> RunRetention(BenchRig& rig, const Point& point) {
+  std::vector<ResultRow> rows;
+  RETURN_IF_ERROR(rig.FillRegions());
+  // Alone and on the device: what retention has to come near to.
+  RETURN_IF_ERROR(rig.AddFilled(1, point.context));
+  double resident_s = 1e9;
+  for (int i = 0; i < kStepsBefore; ++i) {
+    ASSIGN_OR_RETURN(const StepTiming timing, rig.Decode({}, false));
+    resident_s = std::min(resident_s, timing.step_s);
+    rows.push_back(RowOf(rig, timing, point, "alone", "resident", resident_s));
+  }
+  rig.RemoveAll();
+  RETURN_IF_ERROR(rig.AddFilled(point.batch, point.context));
+  const attention::SharePlan plan{.meet = true, .cpu_share = 0.6, .handoff = true};
+  for (int i = 0; i < kStepsBefore; ++i) {
+    ASSIGN_OR_RETURN(const StepTiming timing, rig.Decode(plan, true));
+    rows.push_back(RowOf(rig, timing, point, "all", "meet", resident_s));
+  }
+  // The first has the device's memory: it leaves, and the last stays.
+  while (rig.batch() > 1) rig.RemoveFirst();
+  for (int i = 0; i < kStepsAfter; ++i) {
+    ASSIGN_OR_RETURN(const StepTiming timing, rig.Decode(plan, true));
+    rows.push_back(
+        RowOf(rig, timing, point, absl::StrCat("one left, step ", i + 1), "meet", resident_s));
+  }
+  rig.RemoveAll();
+  return rows;
+}
+
+}  // namespace writescope::bench
