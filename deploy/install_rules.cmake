@@ -9,7 +9,7 @@ function(writescope_program target)
   target_link_options(${target} PRIVATE -Wl,--disable-new-dtags)
   set_target_properties(${target} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin
-    INSTALL_RPATH "$ORIGIN/../lib:/usr/local/cuda/lib64")
+    INSTALL_RPATH "$ORIGIN/../lib")
   install(TARGETS ${target} RUNTIME_DEPENDENCY_SET writescope_libraries RUNTIME DESTINATION bin)
 endfunction()
 

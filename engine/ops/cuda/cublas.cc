@@ -1,14 +1,65 @@
 #include "engine/ops/cuda/cublas.h"
 
+#include <dlfcn.h>
+
+#include <string>
+#include <type_traits>
+
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 
 namespace writescope::ops {
 namespace {
 
+// Found at run time, so that the same program starts where there is no CUDA and serves on the CPU
+// device there.
+struct CublasCalls {
+  decltype(&cublasCreate_v2) create = nullptr;
+  decltype(&cublasDestroy_v2) destroy = nullptr;
+  decltype(&cublasSetStream_v2) set_stream = nullptr;
+  decltype(&cublasSetWorkspace_v2) set_workspace = nullptr;
+  decltype(&cublasSetMathMode) set_math_mode = nullptr;
+  decltype(&cublasGemmEx) gemm = nullptr;
+  decltype(&cublasGemmStridedBatchedEx) gemm_batched = nullptr;
+  std::string error;  // Empty when all are there
+};
+
+CublasCalls LoadCublas() {
+  CublasCalls calls;
+  const std::string name = absl::StrCat("libcublas.so.", CUBLAS_VER_MAJOR);
+  void* library = nullptr;
+  for (const std::string& folder : {std::string(), std::string("/usr/local/cuda/lib64/")}) {
+    library = dlopen((folder + name).c_str(), RTLD_NOW);
+    if (library != nullptr) break;
+  }
+  if (library == nullptr) {
+    calls.error = absl::StrCat(name, " cannot be loaded (", dlerror(),
+                               "); it is part of the CUDA toolkit: put its folder into "
+                               "LD_LIBRARY_PATH");
+    return calls;
+  }
+  const auto find = [&](const char* symbol, auto* call) {
+    *call = reinterpret_cast<std::remove_pointer_t<decltype(call)>>(dlsym(library, symbol));
+    if (*call == nullptr) calls.error = absl::StrCat(name, " has no ", symbol);
+  };
+  find("cublasCreate_v2", &calls.create);
+  find("cublasDestroy_v2", &calls.destroy);
+  find("cublasSetStream_v2", &calls.set_stream);
+  find("cublasSetWorkspace_v2", &calls.set_workspace);
+  find("cublasSetMathMode", &calls.set_math_mode);
+  find("cublasGemmEx", &calls.gemm);
+  find("cublasGemmStridedBatchedEx", &calls.gemm_batched);
+  return calls;
+}
+
+const CublasCalls& Calls() {
+  static const CublasCalls calls = LoadCublas();
+  return calls;
+}
+
 absl::Status CublasStatus(cublasStatus_t status, absl::string_view what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": ", cublasGetStatusString(status)));
+  return absl::InternalError(absl::StrCat(what, ": cuBLAS status ", static_cast<int>(status)));
 }
 
 cudaDataType_t TypeOf(kernels::ValueType type) {
@@ -18,23 +69,24 @@ cudaDataType_t TypeOf(kernels::ValueType type) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Cublas>> Cublas::Create(cudaStream_t stream, std::byte* workspace) {
+  if (!Calls().error.empty()) return absl::FailedPreconditionError(Calls().error);
   cublasHandle_t handle = nullptr;
-  RETURN_IF_ERROR(CublasStatus(cublasCreate(&handle), "cublasCreate"));
+  RETURN_IF_ERROR(CublasStatus(Calls().create(&handle), "cublasCreate"));
   std::unique_ptr<Cublas> cublas(new Cublas(handle));
   // Setting the stream drops the workspace, so it comes first.
-  RETURN_IF_ERROR(CublasStatus(cublasSetStream(handle, stream), "cublasSetStream"));
-  RETURN_IF_ERROR(
-      CublasStatus(cublasSetWorkspace(handle, workspace, kWorkspaceBytes), "cublasSetWorkspace"));
+  RETURN_IF_ERROR(CublasStatus(Calls().set_stream(handle, stream), "cublasSetStream"));
+  RETURN_IF_ERROR(CublasStatus(Calls().set_workspace(handle, workspace, kWorkspaceBytes),
+                               "cublasSetWorkspace"));
   // No tf32 unless asked for, and parts of a sum are added in float32.
   RETURN_IF_ERROR(CublasStatus(
-      cublasSetMathMode(
+      Calls().set_math_mode(
           handle, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
                                             CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
       "cublasSetMathMode"));
   return cublas;
 }
 
-Cublas::~Cublas() { cublasDestroy(handle_); }
+Cublas::~Cublas() { Calls().destroy(handle_); }
 
 absl::Status Cublas::Multiply(const BlasProduct& p) {
   const cublasComputeType_t compute =
@@ -47,15 +99,15 @@ absl::Status Cublas::Multiply(const BlasProduct& p) {
   const int ldy = static_cast<int>(p.y_stride);
   if (p.batch == 1) {
     return CublasStatus(
-        cublasGemmEx(handle_, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw, p.x,
+        Calls().gemm(handle_, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw, p.x,
                      type, ldx, &p.beta, p.y, TypeOf(p.y_type), ldy, compute, CUBLAS_GEMM_DEFAULT),
         "cublasGemmEx");
   }
-  return CublasStatus(cublasGemmStridedBatchedEx(
-                          handle_, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw,
-                          p.w_batch, p.x, type, ldx, p.x_batch, &p.beta, p.y, TypeOf(p.y_type), ldy,
-                          p.y_batch, p.batch, compute, CUBLAS_GEMM_DEFAULT),
-                      "cublasGemmStridedBatchedEx");
+  return CublasStatus(
+      Calls().gemm_batched(handle_, CUBLAS_OP_T, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw,
+                           p.w_batch, p.x, type, ldx, p.x_batch, &p.beta, p.y, TypeOf(p.y_type),
+                           ldy, p.y_batch, p.batch, compute, CUBLAS_GEMM_DEFAULT),
+      "cublasGemmStridedBatchedEx");
 }
 
 }  // namespace writescope::ops
