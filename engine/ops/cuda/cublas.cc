@@ -19,8 +19,16 @@ struct CublasCalls {
   decltype(&cublasSetStream_v2) set_stream = nullptr;
   decltype(&cublasSetWorkspace_v2) set_workspace = nullptr;
   decltype(&cublasSetMathMode) set_math_mode = nullptr;
-  decltype(&cublasGemmEx) gemm = nullptr;
-  decltype(&cublasGemmStridedBatchedEx) gemm_batched = nullptr;
+  // Written out, since the header overloads their names.
+  cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
+                         const void*, const void*, cudaDataType, int, const void*, cudaDataType,
+                         int, const void*, void*, cudaDataType, int, cublasComputeType_t,
+                         cublasGemmAlgo_t) = nullptr;
+  cublasStatus_t (*gemm_batched)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int,
+                                 int, const void*, const void*, cudaDataType, int, long long,
+                                 const void*, cudaDataType, int, long long, const void*, void*,
+                                 cudaDataType, int, long long, int, cublasComputeType_t,
+                                 cublasGemmAlgo_t) = nullptr;
   std::string error;  // Empty when all are there
 };
 
