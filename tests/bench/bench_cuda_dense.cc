@@ -248,8 +248,11 @@ void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, 
   std::printf("             route %.1f, sum %.1f us;", route_us, combine_us);
   const double distinct =
       static_cast<double>(std::set<int32_t>(chosen.begin(), chosen.end()).size());
-  for (const int slots : {kernels::kStreamSlotsFew, kernels::kStreamSlots, kernels::kTileSlots}) {
-    if (slots == kernels::kStreamSlotsFew && pairs > 32 * shape.num_experts) continue;
+  for (const int slots : {kernels::kStreamSlotsFew, kernels::kStreamSlots, kernels::kTileSlotsFew,
+                          kernels::kTileSlots}) {
+    // Not where a kernel is out of the question.
+    if (slots < kernels::kTileSlotsFew && pairs > 32 * shape.num_experts) continue;
+    if (slots == kernels::kTileSlots && pairs < shape.num_experts) continue;
     const int num_tiles =
         static_cast<int>(kernels::MaxExpertTiles(pairs, shape.num_experts, slots));
     const double sort_us = GraphUs(
@@ -259,8 +262,8 @@ void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, 
         },
         kPerGraph);
     const auto run = [&](const kernels::ExpertGemmArgs& args) {
-      slots == kernels::kTileSlots ? kernels::LaunchExpertGemmTile(stream(), args)
-                                   : kernels::LaunchExpertGemmStream(stream(), slots, args);
+      slots >= kernels::kTileSlotsFew ? kernels::LaunchExpertGemmTile(stream(), slots, args)
+                                      : kernels::LaunchExpertGemmStream(stream(), slots, args);
     };
     const auto args_of = [&](const Layer& layer) {
       return kernels::ExpertGemmArgs{
@@ -317,7 +320,7 @@ void Bench::Products() {
            .experts_per_token = 0,
            .num_heads = 32,
            .max_head_dim = 128});
-  std::printf("\nmatrix products (cuBLAS), bf16: us and %% of copy by rows of x\n");
+  std::printf("\nmatrix products, bf16: us and %% of copy by rows of x\n");
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{4096, 2048},
                                    {512, 2048},
                                    {2048, 4096},
@@ -361,6 +364,15 @@ void Bench::QwenLayer() {
     attention.push_back({Random(4096, 2048, 0.02f), Random(512, 2048, 0.02f),
                          Random(512, 2048, 0.02f), Random(2048, 4096, 0.02f)});
   }
+  // What the warm-up loads comes on top of what the device has counted.
+  size_t free_before = 0, free_after = 0, total = 0;
+  cudaMemGetInfo(&free_before, &total);
+  const double warm_s = device::NowSeconds();
+  const absl::Status warm = ops_->WarmUp({.num_kv_heads = 4, .k_dim = 128, .v_dim = 128}, 32);
+  CHECK(warm.ok()) << warm;
+  cudaMemGetInfo(&free_after, &total);
+  std::printf("\nwarm-up: %.2f s, %.1f MiB of code\n", device::NowSeconds() - warm_s,
+              static_cast<double>(free_before - free_after) / kMiB);
   const std::vector<float> ones(2048, 1.0f);
   const float* norm = *ops_->LoadVector(Allocate(Ops::vector_bytes(2048)), 2048, ones.data());
   void* x = Activations(128, 2048);

@@ -1,4 +1,5 @@
 #include "engine/kernels/cuda/elementwise_cuda.h"
+#include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/values.h"
 
 namespace writescope::kernels {
@@ -29,6 +30,7 @@ template <typename T, bool kVector>
 __global__ void RmsNormKernel(int dim, const T* x, const float* weight, float eps, T* out) {
   constexpr int kWidth = kVector ? 8 : 1;
   __shared__ float warp_sums[kThreads / 32];
+  LetNextKernelBegin();
   x += static_cast<int64_t>(blockIdx.x) * dim;
   out += static_cast<int64_t>(blockIdx.x) * dim;
   float sum = 0;

@@ -36,6 +36,8 @@ struct ExpertGemmArgs {
   const ExpertTile* tiles = nullptr;  // [num_tiles], of at most the kernel's slots each
   int num_tiles = 0;
   const int32_t* slot_pairs = nullptr;
+  // The launch before this one does not write tiles and slot_pairs: it reads them, too.
+  bool tiles_settled = false;
 
   // The row of x for a slot is its token, slot_pairs[slot] / experts_per_token, when x is by token,
   // and the slot otherwise. The row of y is the pair when y is by pair, and the slot otherwise.
@@ -51,12 +53,14 @@ struct ExpertGemmArgs {
 inline constexpr int kSimtSlots = 16;
 inline constexpr int kStreamSlotsFew = 8;
 inline constexpr int kStreamSlots = 16;
+inline constexpr int kTileSlotsFew = 32;
 inline constexpr int kTileSlots = 64;
 
 // x and y of `type`. kF32 weights go with kF32 values, kBf16 with kBf16, kInt4 with either.
 cudaError_t LaunchExpertGemmSimt(cudaStream_t stream, ValueType type, const ExpertGemmArgs& args);
-// bf16 values, and kBf16 or kInt4 weights; sm_80 and later. `tile_slots` is one of kStreamSlots*.
+// bf16 values, and kBf16 or kInt4 weights; sm_80 and later. `tile_slots` is one of kStreamSlots*,
+// or of kTileSlots*.
 cudaError_t LaunchExpertGemmStream(cudaStream_t stream, int tile_slots, const ExpertGemmArgs& args);
-cudaError_t LaunchExpertGemmTile(cudaStream_t stream, const ExpertGemmArgs& args);
+cudaError_t LaunchExpertGemmTile(cudaStream_t stream, int tile_slots, const ExpertGemmArgs& args);
 
 }  // namespace writescope::kernels

@@ -1,7 +1,8 @@
-// Many slots to an expert. A block multiplies 128 rows of weights (64 of gate, 64 of up) by 64
-// slots; 8 warps of 32 rows by 32 slots. Steps of the columns come through a ring in shared memory
+// Many slots to an expert. A block multiplies 128 rows of weights (64 of gate, 64 of up) by 32 or
+// 64 slots; a warp 32 rows by 32 slots. Steps of the columns come through a ring in shared memory
 // by asynchronous copies; 4-bit weights stay packed until they are in registers.
 #include "engine/kernels/cuda/expert_gemm.h"
+#include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/tensor_core.h"
 #include "engine/kernels/cuda/values.h"
 #include "engine/kernels/quantize_int4.h"
@@ -9,19 +10,20 @@
 namespace writescope::kernels {
 namespace {
 
-constexpr int kWarpRows = 4, kWarpSlots = 2;  // The block's warps
-constexpr int kThreads = kWarpRows * kWarpSlots * 32;
+constexpr int kWarpRows = 4;              // Warps along the rows
 constexpr int kRowTiles = kWarpRows * 2;  // With a gate the second of each warp's two is of `up`.
 constexpr int kStages = 3;
 
-template <ExpertWeights kWeights>
+// kSlots: of a tile.
+template <ExpertWeights kWeights, int kSlots>
 struct TileShape {
+  static constexpr int kThreads = kWarpRows * (kSlots / 32) * 32;
   static constexpr bool kInt4 = kWeights == ExpertWeights::kInt4;
   static constexpr int kStep = kInt4 ? kInt4GroupCols : 64;
   static constexpr int kChunks = kStep / 8;  // 16 bytes of values, of a row
   static constexpr int kWeightBytes =
       kInt4 ? kRowTiles * kInt4GroupWords * 4 : kRowTiles * 16 * kStep * 2;
-  static constexpr int kStageBytes = kWeightBytes + kTileSlots * kStep * 2;
+  static constexpr int kStageBytes = kWeightBytes + kSlots * kStep * 2;
 };
 
 __device__ void CopyAsync16(void* to_shared, const void* from, bool inside) {
@@ -55,10 +57,10 @@ __device__ int RowTile(int tile) {
   return kGated ? blockIdx.x * (kRowTiles / 2) + tile / 2 : blockIdx.x * kRowTiles + tile;
 }
 
-template <ExpertWeights kWeights, bool kGated>
+template <typename Shape, bool kGated>
 __device__ void CopyWeights(const ExpertGemmArgs& args, int64_t expert_bytes, int step,
                             std::byte* to) {
-  using Shape = TileShape<kWeights>;
+  constexpr int kThreads = Shape::kThreads;
   constexpr int kPieces = Shape::kWeightBytes / 16;
   static_assert(kPieces % kThreads == 0);
 #pragma unroll
@@ -85,11 +87,11 @@ __device__ void CopyWeights(const ExpertGemmArgs& args, int64_t expert_bytes, in
   }
 }
 
-template <ExpertWeights kWeights>
+template <typename Shape>
 __device__ void CopyValues(const ExpertGemmArgs& args, const int* x_rows, bool aligned, int step,
                            std::byte* to) {
-  using Shape = TileShape<kWeights>;
-  constexpr int kPieces = kTileSlots * Shape::kChunks;
+  constexpr int kThreads = Shape::kThreads;
+  constexpr int kPieces = (Shape::kStageBytes - Shape::kWeightBytes) / 16;
   static_assert(kPieces % kThreads == 0);
 #pragma unroll
   for (int j = 0; j < kPieces / kThreads; ++j) {
@@ -110,10 +112,9 @@ __device__ void CopyValues(const ExpertGemmArgs& args, const int* x_rows, bool a
 }
 
 // One step: sums of the warp's two row tiles by its four times eight slots.
-template <ExpertWeights kWeights>
+template <typename Shape>
 __device__ void MultiplyStage(const std::byte* w, const std::byte* x, int warp_row, int warp_slot,
                               int lane, float (&sums)[2][4][4]) {
-  using Shape = TileShape<kWeights>;
 #pragma unroll
   for (int b = 0; b < Shape::kStep / 32; ++b) {
     uint4 values[4];
@@ -150,17 +151,21 @@ __device__ void MultiplyStage(const std::byte* w, const std::byte* x, int warp_r
   }
 }
 
-template <ExpertWeights kWeights, bool kGated>
-__global__ void __launch_bounds__(kThreads) ExpertGemmTileKernel(ExpertGemmArgs args) {
-  using Shape = TileShape<kWeights>;
+template <ExpertWeights kWeights, bool kGated, int kSlots>
+__global__ void __launch_bounds__(TileShape<kWeights, kSlots>::kThreads)
+    ExpertGemmTileKernel(ExpertGemmArgs args) {
+  using Shape = TileShape<kWeights, kSlots>;
+  constexpr int kThreads = Shape::kThreads;
   extern __shared__ __align__(128) std::byte stages[];
-  __shared__ int x_rows[kTileSlots], y_rows[kTileSlots];  // -1 past the last slot
+  __shared__ int x_rows[kSlots], y_rows[kSlots];  // -1 past the last slot
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   const ExpertTile tile = args.tiles[blockIdx.y];
   if (tile.num_slots == 0) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_row = warp % kWarpRows, warp_slot = warp / kWarpRows;
   const int64_t expert_bytes = tile.expert * args.expert_stride_bytes;
-  if (threadIdx.x < kTileSlots) {
+  if (threadIdx.x < kSlots) {
     const int slot = threadIdx.x, at = tile.first_slot + slot;
     const bool inside = slot < tile.num_slots;
     const int pair = inside ? args.slot_pairs[at] : 0;
@@ -175,8 +180,8 @@ __global__ void __launch_bounds__(kThreads) ExpertGemmTileKernel(ExpertGemmArgs 
   const auto copy_step = [&](int step) {
     if (step < num_steps) {
       std::byte* stage = stages + step % kStages * Shape::kStageBytes;
-      CopyWeights<kWeights, kGated>(args, expert_bytes, step, stage);
-      CopyValues<kWeights>(args, x_rows, aligned, step, stage + Shape::kWeightBytes);
+      CopyWeights<Shape, kGated>(args, expert_bytes, step, stage);
+      CopyValues<Shape>(args, x_rows, aligned, step, stage + Shape::kWeightBytes);
     }
     CommitCopies();
   };
@@ -207,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) ExpertGemmTileKernel(ExpertGemmArgs 
         scale[m] = __ldg(reinterpret_cast<const uint32_t*>(scales[m] + step * (kInt4TileRows * 2)));
       }
       float group[2][4][4] = {};
-      MultiplyStage<kWeights>(w, x, warp_row, warp_slot, lane, group);
+      MultiplyStage<Shape>(w, x, warp_row, warp_slot, lane, group);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -219,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) ExpertGemmTileKernel(ExpertGemmArgs 
         }
       }
     } else {
-      MultiplyStage<kWeights>(w, x, warp_row, warp_slot, lane, sums);
+      MultiplyStage<Shape>(w, x, warp_row, warp_slot, lane, sums);
     }
   }
 
@@ -228,7 +233,7 @@ __global__ void __launch_bounds__(kThreads) ExpertGemmTileKernel(ExpertGemmArgs 
   __syncthreads();
   constexpr int kOutRows = kGated ? kRowTiles * 8 : kRowTiles * 16;
   constexpr int kOutStride = kOutRows + 8;
-  auto* out = reinterpret_cast<__nv_bfloat16*>(stages);  // [kTileSlots][kOutStride]
+  auto* out = reinterpret_cast<__nv_bfloat16*>(stages);  // [kSlots][kOutStride]
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
 #pragma unroll
@@ -262,30 +267,37 @@ __global__ void __launch_bounds__(kThreads) ExpertGemmTileKernel(ExpertGemmArgs 
   }
 }
 
-template <ExpertWeights kWeights, bool kGated>
+template <ExpertWeights kWeights, bool kGated, int kSlots>
 cudaError_t Launch(cudaStream_t stream, const ExpertGemmArgs& args) {
+  using Shape = TileShape<kWeights, kSlots>;
   constexpr int kOutRows = kGated ? kRowTiles * 8 : kRowTiles * 16;
-  constexpr int kSharedBytes = kStages * TileShape<kWeights>::kStageBytes;
-  static_assert(kTileSlots * (kRowTiles * 16 + 8) * 2 <= kSharedBytes);
-  const cudaError_t error =
-      cudaFuncSetAttribute(ExpertGemmTileKernel<kWeights, kGated>,
+  constexpr int kSharedBytes = kStages * Shape::kStageBytes;
+  static_assert(kSlots * (kRowTiles * 16 + 8) * 2 <= kSharedBytes);
+  static const cudaError_t error =
+      cudaFuncSetAttribute(ExpertGemmTileKernel<kWeights, kGated, kSlots>,
                            cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
   const dim3 grid((args.rows + kOutRows - 1) / kOutRows, args.num_tiles);
-  ExpertGemmTileKernel<kWeights, kGated><<<grid, kThreads, kSharedBytes, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchEarly(stream, &ExpertGemmTileKernel<kWeights, kGated, kSlots>, grid, Shape::kThreads,
+                     kSharedBytes, args);
+}
+
+template <ExpertWeights kWeights>
+cudaError_t LaunchFor(cudaStream_t stream, int tile_slots, const ExpertGemmArgs& args) {
+  if (tile_slots == kTileSlotsFew) {
+    return args.up != nullptr ? Launch<kWeights, true, kTileSlotsFew>(stream, args)
+                              : Launch<kWeights, false, kTileSlotsFew>(stream, args);
+  }
+  return args.up != nullptr ? Launch<kWeights, true, kTileSlots>(stream, args)
+                            : Launch<kWeights, false, kTileSlots>(stream, args);
 }
 
 }  // namespace
 
-cudaError_t LaunchExpertGemmTile(cudaStream_t stream, const ExpertGemmArgs& args) {
-  const bool gated = args.up != nullptr;
-  if (args.weights == ExpertWeights::kInt4) {
-    return gated ? Launch<ExpertWeights::kInt4, true>(stream, args)
-                 : Launch<ExpertWeights::kInt4, false>(stream, args);
-  }
-  return gated ? Launch<ExpertWeights::kBf16, true>(stream, args)
-               : Launch<ExpertWeights::kBf16, false>(stream, args);
+cudaError_t LaunchExpertGemmTile(cudaStream_t stream, int tile_slots, const ExpertGemmArgs& args) {
+  return args.weights == ExpertWeights::kInt4
+             ? LaunchFor<ExpertWeights::kInt4>(stream, tile_slots, args)
+             : LaunchFor<ExpertWeights::kBf16>(stream, tile_slots, args);
 }
 
 }  // namespace writescope::kernels

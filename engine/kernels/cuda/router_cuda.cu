@@ -1,3 +1,4 @@
+#include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/router_cuda.h"
 #include "engine/kernels/cuda/values.h"
 
@@ -5,7 +6,6 @@ namespace writescope::kernels {
 namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kPerLane = kMaxExpertsCuda / 32;
 constexpr float kLowest = -INFINITY;
 
 // A value and its index; the order of choice: larger values first, then lower indices.
@@ -28,21 +28,25 @@ __device__ Candidate WarpBest(Candidate best) {
 }
 
 // Of a token: expert e is value e / 32 of lane e % 32.
+template <int kPerLane>
 struct Probabilities {
   float p[kPerLane];
 
+  // Each lane asks for an expert of its own.
   __device__ float Of(int expert) const {
     float mine = 0;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
-      if (j == expert / 32) mine = p[j];
+      const float theirs = __shfl_sync(kAllLanes, p[j], expert % 32);
+      if (j == expert / 32) mine = theirs;
     }
-    return __shfl_sync(kAllLanes, mine, expert % 32);
+    return mine;
   }
 };
 
-__device__ Probabilities Softmax(int count, const float* logits, int lane) {
-  Probabilities result;
+template <int kPerLane>
+__device__ Probabilities<kPerLane> Softmax(int count, const float* logits, int lane) {
+  Probabilities<kPerLane> result;
   float maximum = kLowest;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
@@ -68,7 +72,9 @@ __device__ Probabilities Softmax(int count, const float* logits, int lane) {
 }
 
 // A mask of the groups whose experts may be chosen.
-__device__ uint32_t EligibleGroups(const RouterConfig& config, const Probabilities& all, int lane) {
+template <int kPerLane>
+__device__ uint32_t EligibleGroups(const RouterConfig& config, const Probabilities<kPerLane>& all,
+                                   int lane) {
   if (config.num_groups <= 1 || config.topk_groups >= config.num_groups) return kAllLanes;
   const int size = config.num_experts / config.num_groups;
   float mine = kLowest;  // The best of group `lane`
@@ -91,55 +97,65 @@ __device__ uint32_t EligibleGroups(const RouterConfig& config, const Probabiliti
   return eligible;
 }
 
+// The experts of a token; lane i gets the i-th.
+template <int kPerLane>
+__device__ int Choose(const RouterConfig& config, const Probabilities<kPerLane>& all, int lane) {
+  // What is of another group or NaN counts as lowest.
+  const uint32_t eligible = EligibleGroups(config, all, lane);
+  const int group_size = config.num_experts / config.num_groups;
+  float open[kPerLane];
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) {
+    const int i = lane + 32 * j;
+    const bool is_open = i < config.num_experts && !isnan(all.p[j]) &&
+                         (config.num_groups <= 1 || (eligible >> (i / group_size) & 1) != 0);
+    open[j] = is_open ? all.p[j] : kLowest;
+  }
+  uint32_t taken = 0;  // Of this lane's experts
+  int mine = 0;
+  for (int i = 0; i < config.experts_per_token; ++i) {
+    Candidate best = {kLowest, kMaxExpertsCuda};
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      const int expert = lane + 32 * j;
+      if (expert < config.num_experts && (taken >> j & 1) == 0) {
+        best = Better(best, {open[j], expert});
+      }
+    }
+    best = WarpBest(best);
+    if (best.index % 32 == lane) taken |= 1u << (best.index / 32);
+    if (lane == i) mine = best.index;
+  }
+  return mine;
+}
+
 // A warp takes a token.
 constexpr int kRouteWarps = 4;
 
+template <int kPerLane>
 __global__ void RouteKernel(RouterConfig config, int num_tokens, const float* logits, bool replay,
                             int32_t* experts, float* weights) {
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   const int lane = threadIdx.x % 32;
-  const int token = blockIdx.x * kRouteWarps + threadIdx.x / 32;
+  const int64_t token = blockIdx.x * kRouteWarps + threadIdx.x / 32;
   if (token >= num_tokens) return;
-  const Probabilities all =
-      Softmax(config.num_experts, logits + static_cast<int64_t>(token) * config.num_experts, lane);
+  const Probabilities<kPerLane> all =
+      Softmax<kPerLane>(config.num_experts, logits + token * config.num_experts, lane);
   const int k = config.experts_per_token;
-  experts += static_cast<int64_t>(token) * k;
-  weights += static_cast<int64_t>(token) * k;
-  float sum = 0;
-  if (replay) {
-    for (int i = 0; i < k; ++i) sum += all.Of(experts[i]);
-  } else {
-    // What was chosen, is of another group, or is NaN counts as lowest.
-    const uint32_t eligible = EligibleGroups(config, all, lane);
-    const int group_size = config.num_experts / config.num_groups;
-    float open[kPerLane];
-#pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      const int i = lane + 32 * j;
-      const bool is_open = i < config.num_experts && !isnan(all.p[j]) &&
-                           (config.num_groups <= 1 || (eligible >> (i / group_size) & 1) != 0);
-      open[j] = is_open ? all.p[j] : kLowest;
-    }
-    uint32_t taken = 0;  // Of this lane's experts
-    for (int i = 0; i < k; ++i) {
-      Candidate best = {kLowest, kMaxExpertsCuda};
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) {
-        const int expert = lane + 32 * j;
-        if (expert < config.num_experts && (taken >> j & 1) == 0) {
-          best = Better(best, {open[j], expert});
-        }
-      }
-      best = WarpBest(best);
-      if (best.index % 32 == lane) taken |= 1u << (best.index / 32);
-      if (lane == 0) experts[i] = best.index;
-      sum += all.Of(best.index);
-    }
-    __syncwarp();
+  const int64_t at = token * k + lane;
+  int mine = 0;
+  if (!replay) {
+    mine = Choose(config, all, lane);
+  } else if (lane < k) {
+    mine = experts[at];
   }
-  const float divisor = config.renormalize ? sum : 1.0f;
-  for (int i = 0; i < k; ++i) {
-    const float p = all.Of(experts[i]);
-    if (lane == 0) weights[i] = p / divisor * config.routed_scale;
+  const float p = all.Of(mine);
+  float sum = 0;
+  for (int i = 0; i < k; ++i) sum += __shfl_sync(kAllLanes, p, i);
+  if (lane < k) {
+    experts[at] = mine;
+    weights[at] = p / (config.renormalize ? sum : 1.0f) * config.routed_scale;
   }
 }
 
@@ -156,6 +172,8 @@ __global__ void __launch_bounds__(kSortWarps * 32)
   __shared__ int32_t total_tiles;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int i = threadIdx.x; i < kSortWarps * num_experts; i += blockDim.x) counts[i] = 0;
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   __syncthreads();
   const int per_warp = ((num_pairs + kSortWarps - 1) / kSortWarps + 31) / 32 * 32;
   const int begin = warp * per_warp;
@@ -228,6 +246,7 @@ constexpr int kCombineThreads = 256;
 template <typename T, bool kVector>
 __global__ void CombineKernel(int k, int hidden, const T* results, const float* weights, T* out) {
   constexpr int kWidth = kVector ? 8 : 1;
+  WaitForKernelBefore();
   const int64_t token = blockIdx.x;
   const int d = (blockIdx.y * kCombineThreads + threadIdx.x) * kWidth;
   if (d >= hidden) return;
@@ -257,14 +276,14 @@ __global__ void CombineKernel(int k, int hidden, const T* results, const float* 
 }
 
 template <typename T>
-void Combine(cudaStream_t stream, int num_tokens, int k, int hidden, const void* results,
-             const float* weights, void* out) {
+cudaError_t Combine(cudaStream_t stream, int num_tokens, int k, int hidden, const void* results,
+                    const float* weights, void* out) {
   const bool vector = hidden % 8 == 0 && IsAligned16(results) && IsAligned16(out);
   const int per_block = kCombineThreads * (vector ? 8 : 1);
   const dim3 grid(num_tokens, (hidden + per_block - 1) / per_block);
   const auto kernel = vector ? &CombineKernel<T, true> : &CombineKernel<T, false>;
-  kernel<<<grid, kCombineThreads, 0, stream>>>(k, hidden, static_cast<const T*>(results), weights,
-                                               static_cast<T*>(out));
+  return LaunchEarly(stream, kernel, grid, kCombineThreads, 0, k, hidden,
+                     static_cast<const T*>(results), weights, static_cast<T*>(out));
 }
 
 }  // namespace
@@ -272,34 +291,30 @@ void Combine(cudaStream_t stream, int num_tokens, int k, int hidden, const void*
 cudaError_t LaunchRoute(cudaStream_t stream, const RouterConfig& config, int num_tokens,
                         const float* logits, bool replay, int32_t* experts, float* weights) {
   const int blocks = (num_tokens + kRouteWarps - 1) / kRouteWarps;
-  RouteKernel<<<blocks, kRouteWarps * 32, 0, stream>>>(config, num_tokens, logits, replay, experts,
-                                                       weights);
-  return cudaGetLastError();
+  const auto kernel =
+      config.num_experts <= 128 ? &RouteKernel<4> : &RouteKernel<kMaxExpertsCuda / 32>;
+  return LaunchEarly(stream, kernel, blocks, kRouteWarps * 32, 0, config, num_tokens, logits,
+                     replay, experts, weights);
 }
 
 cudaError_t LaunchSortPairs(cudaStream_t stream, int num_experts, int num_pairs, int tile_slots,
                             const int32_t* experts, int32_t* slot_pairs, ExpertTile* tiles) {
   const size_t shared_bytes = (kSortWarps + 2) * num_experts * sizeof(int32_t);
   // The default limit is 48 KiB; kMaxExpertsCuda takes 51.
-  const cudaError_t error =
+  static const cudaError_t error =
       cudaFuncSetAttribute(SortPairsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            static_cast<int>((kSortWarps + 2) * kMaxExpertsCuda * sizeof(int32_t)));
   if (error != cudaSuccess) return error;
-  SortPairsKernel<<<1, kSortWarps * 32, shared_bytes, stream>>>(
-      num_experts, num_pairs, tile_slots,
-      static_cast<int>(MaxExpertTiles(num_pairs, num_experts, tile_slots)), experts, slot_pairs,
-      tiles);
-  return cudaGetLastError();
+  const int num_tiles = static_cast<int>(MaxExpertTiles(num_pairs, num_experts, tile_slots));
+  return LaunchEarly(stream, &SortPairsKernel, 1, kSortWarps * 32, shared_bytes, num_experts,
+                     num_pairs, tile_slots, num_tiles, experts, slot_pairs, tiles);
 }
 
 cudaError_t LaunchCombine(cudaStream_t stream, ValueType type, int num_tokens, int k, int hidden,
                           const void* results, const float* weights, void* out) {
-  if (type == ValueType::kF32) {
-    Combine<float>(stream, num_tokens, k, hidden, results, weights, out);
-  } else {
-    Combine<__nv_bfloat16>(stream, num_tokens, k, hidden, results, weights, out);
-  }
-  return cudaGetLastError();
+  return type == ValueType::kF32
+             ? Combine<float>(stream, num_tokens, k, hidden, results, weights, out)
+             : Combine<__nv_bfloat16>(stream, num_tokens, k, hidden, results, weights, out);
 }
 
 }  // namespace writescope::kernels

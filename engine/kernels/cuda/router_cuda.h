@@ -14,6 +14,7 @@ namespace writescope::kernels {
 
 inline constexpr int kMaxExpertsCuda = 384;
 inline constexpr int kMaxExpertGroupsCuda = 32;
+inline constexpr int kMaxExpertsPerTokenCuda = 32;
 
 // Pair p is the choice p % k of token p / k; a *slot* is its place once sorted by expert.
 //

@@ -52,6 +52,11 @@ absl::Status CheckLimits(const OpsLimits& limits) {
     return absl::UnimplementedError(absl::StrCat(
         limits.num_experts, " experts; the GPU's router takes at most ", kernels::kMaxExpertsCuda));
   }
+  if (limits.experts_per_token > kernels::kMaxExpertsPerTokenCuda) {
+    return absl::UnimplementedError(absl::StrCat(
+        limits.experts_per_token, " experts for a token; the GPU's router takes at most ",
+        kernels::kMaxExpertsPerTokenCuda));
+  }
   return absl::OkStatus();
 }
 

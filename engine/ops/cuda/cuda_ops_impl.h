@@ -94,7 +94,7 @@ class CudaOps final : public Ops {
   void RunMoeWave(const MoeArgs& args, int first, int num_tokens);
   void RunExperts(kernels::ExpertGemmArgs args, int tile_slots);
   // Slots of a tile for so many pairs; chooses the kernel, too.
-  int TileSlots(int64_t num_pairs, int num_experts) const;
+  int TileSlots(WeightType type, int64_t num_pairs, int num_experts) const;
   void WarmProducts(const KvGeometry& kv, int num_heads);
   void WarmExperts();
 

@@ -4,6 +4,7 @@
 
 #include "engine/base/check.h"
 #include "engine/kernels/cuda/elementwise_cuda.h"
+#include "engine/kernels/cuda/small_product.h"
 #include "engine/ops/cuda/cuda_ops_impl.h"
 
 namespace writescope::ops {
@@ -37,6 +38,22 @@ BlasProduct CudaOps::ProductOf(int64_t num_rows, const void* x, int64_t x_stride
 
 void CudaOps::Multiply(const BlasProduct& product) {
   if (product.num_rows == 0) return;
+  if (type_ == kernels::ValueType::kBf16 && !options_.force_simt && product.batch == 1 &&
+      product.alpha == 1 && kernels::IsSmallProduct(product.num_rows, product.rows, product.cols)) {
+    Check(kernels::LaunchSmallProduct(stream(), {.num_rows = static_cast<int>(product.num_rows),
+                                                 .rows = static_cast<int>(product.rows),
+                                                 .cols = static_cast<int>(product.cols),
+                                                 .x = product.x,
+                                                 .x_stride = product.x_stride,
+                                                 .w = static_cast<const std::byte*>(product.w),
+                                                 .w_stride = product.w_stride,
+                                                 .y_type = product.y_type,
+                                                 .y = product.y,
+                                                 .y_stride = product.y_stride,
+                                                 .accumulate = product.beta != 0}),
+          "matrix product of few rows");
+    return;
+  }
   const absl::Status status = cublas_->Multiply(product);
   if (!status.ok()) Check(cudaErrorUnknown, "matrix product");
 }
@@ -108,19 +125,21 @@ kernels::ExpertWeights CudaOps::expert_weights(const Matrix& w) const {
   return w.type == WeightType::kF32 ? kernels::ExpertWeights::kF32 : kernels::ExpertWeights::kBf16;
 }
 
-int CudaOps::TileSlots(int64_t num_pairs, int num_experts) const {
+// The bounds are where the kernels' times cross on an H200 (bench_cuda_dense).
+int CudaOps::TileSlots(WeightType type, int64_t num_pairs, int num_experts) const {
   if (options_.force_simt || type_ == kernels::ValueType::kF32) return kernels::kSimtSlots;
   const double pairs_per_expert = static_cast<double>(num_pairs) / num_experts;
-  if (pairs_per_expert <= 4) return kernels::kStreamSlotsFew;
+  if (pairs_per_expert <= (type == WeightType::kInt4 ? 8 : 1)) return kernels::kStreamSlotsFew;
   if (pairs_per_expert <= 14) return kernels::kStreamSlots;
+  if (pairs_per_expert <= 40) return kernels::kTileSlotsFew;
   return kernels::kTileSlots;
 }
 
 void CudaOps::RunExperts(kernels::ExpertGemmArgs args, int tile_slots) {
   if (options_.force_simt || type_ == kernels::ValueType::kF32) {
     Check(kernels::LaunchExpertGemmSimt(stream(), type_, args), "experts");
-  } else if (tile_slots == kernels::kTileSlots) {
-    Check(kernels::LaunchExpertGemmTile(stream(), args), "experts");
+  } else if (tile_slots >= kernels::kTileSlotsFew) {
+    Check(kernels::LaunchExpertGemmTile(stream(), tile_slots, args), "experts");
   } else {
     Check(kernels::LaunchExpertGemmStream(stream(), tile_slots, args), "experts");
   }
@@ -164,7 +183,7 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens) {
                           cudaMemcpyDeviceToHost, stream()),
           "chosen experts");
   }
-  const int tile_slots = TileSlots(num_pairs, num_experts);
+  const int tile_slots = TileSlots(args.experts[0].gate.type, num_pairs, num_experts);
   Check(kernels::LaunchSortPairs(stream(), num_experts, num_pairs, tile_slots, experts, slot_pairs,
                                  tiles),
         "order of experts");
@@ -193,6 +212,7 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens) {
   gemm.cols = static_cast<int>(width);
   gemm.w = expert.down.data;
   gemm.up = nullptr;
+  gemm.tiles_settled = true;
   gemm.x = gemm.y;
   gemm.x_stride = gemm.y_stride;
   gemm.x_by_token = false;
@@ -210,7 +230,8 @@ void CudaOps::Moe(const MoeArgs& args) {
   CHECK_LE(args.num_tokens, limits_.max_tokens);
   CHECK_LE(args.hidden, limits_.hidden);
   CHECK(num_experts > 0 && num_experts <= limits_.num_experts);
-  CHECK_LE(args.experts_per_token, limits_.experts_per_token);
+  CHECK_LE(args.experts_per_token,
+           std::min(limits_.experts_per_token, kernels::kMaxExpertsPerTokenCuda));
   CHECK_EQ(args.router.rows, num_experts);
   CHECK(args.experts_per_token <= args.router.rows / args.num_groups * args.topk_groups);
   CHECK_LE(args.num_groups, kernels::kMaxExpertGroupsCuda);

@@ -168,8 +168,8 @@ void CudaOps::WarmExperts() {
                                     .num_tiles = 1};
     for (const std::byte* up : {static_cast<const std::byte*>(nullptr), shape.matrix.data}) {
       args.up = up;
-      for (const int slots :
-           {kernels::kStreamSlotsFew, kernels::kStreamSlots, kernels::kTileSlots}) {
+      for (const int slots : {kernels::kStreamSlotsFew, kernels::kStreamSlots,
+                              kernels::kTileSlotsFew, kernels::kTileSlots}) {
         RunExperts(args, slots);
       }
     }

@@ -116,6 +116,7 @@ const MoeCase kCases[] = {
      .topk_groups = 2},
     {.tokens = 33, .hidden = 256, .width = 384, .num_experts = 6, .k = 2},
     {.tokens = 300, .hidden = 136, .width = 72, .num_experts = 12, .k = 8, .shared_width = 20},
+    {.tokens = 300, .hidden = 136, .width = 72, .num_experts = 12, .k = 1},
     {.tokens = 200, .hidden = 63, .width = 77, .num_experts = 3, .k = 1},
     {.tokens = 130, .hidden = 512, .width = 264, .num_experts = 128, .k = 8, .all_on_one = true},
     {.tokens = 2100, .hidden = 32, .width = 16, .num_experts = 4, .k = 2},
