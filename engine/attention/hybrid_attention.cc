@@ -307,6 +307,29 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
   return stats;
 }
 
+StepTrace HybridAttention::Trace() const {
+  StepTrace trace;
+  for (const CopyRecord& copy : pump_->copies()) {
+    trace.push_back({Activity::kCopy, -1, copy.start_s, copy.end_s});
+  }
+  for (const OpTime& time : attend_times_) {
+    trace.push_back({Activity::kDeviceAttention, -1, time.start_s, time.end_s});
+  }
+  double dense_from_s = begin_s_;
+  for (int layer = 0; layer < options_.num_layers; ++layer) {
+    const LayerProgress& progress = layers_[static_cast<size_t>(layer)];
+    const LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
+    trace.push_back({Activity::kDense, layer, dense_from_s, times.attention_began_s});
+    dense_from_s = times.cpu_waited_s;
+    if (progress.cpu_reported.load() == 0) continue;
+    trace.push_back({Activity::kCpuAttention, layer,
+                     static_cast<double>(progress.first_claim_ns.load()) * 1e-9,
+                     static_cast<double>(progress.last_report_ns.load()) * 1e-9});
+    trace.push_back({Activity::kAwaitCpu, layer, times.device_done_s, times.cpu_waited_s});
+  }
+  return trace;
+}
+
 void HybridAttention::CollectHandoff(const LayerProgress& progress, const LayerTimes& times,
                                      AttentionStats* stats) const {
   if (progress.cpu_reported.load() == 0) return;

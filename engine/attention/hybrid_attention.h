@@ -13,6 +13,7 @@
 #include "engine/attention/cpu_attention.h"
 #include "engine/attention/link_pump.h"
 #include "engine/attention/step_attention.h"
+#include "engine/attention/step_trace.h"
 #include "engine/attention/worker_team.h"
 #include "engine/device/device.h"
 #include "engine/ops/ops.h"
@@ -85,6 +86,8 @@ class HybridAttention {
   absl::StatusOr<AttentionStats> EndStep(device::Event end);
   // Instead, when not all layers were submitted: gives the step up.
   void CancelStep() { Abort(absl::CancelledError("the step was given up")).IgnoreError(); }
+  // Of the last step that ended well, until the next begins.
+  StepTrace Trace() const;
   // Whether the CPU still has work of the layer.
   bool CpuAtWork(int layer) const;
   // False once a thread of a failed step did not come back.

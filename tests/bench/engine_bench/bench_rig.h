@@ -53,6 +53,7 @@ class BenchRig {
 
   // One token for every sequence; the next are the most likely ones.
   absl::StatusOr<StepTiming> Decode(const attention::SharePlan& share, bool retain);
+  attention::StepTrace Trace() const { return runner_->attention().Trace(); }
   // Of the last step, by sequence.
   const std::vector<TokenId>& next_tokens() const { return next_tokens_; }
 

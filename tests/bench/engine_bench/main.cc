@@ -1,5 +1,6 @@
 // writescope-bench: the real engine on real model shapes. `decode` measures steps, `prefill` the
-// reading of prompts, `throttle` and `retention` steps while the load changes.
+// reading of prompts, `throttle` and `retention` steps while the load changes,
+// `timeline` draws one.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "engine/base/units.h"
 #include "tests/bench/engine_bench/decode_bench.h"
 #include "tests/bench/engine_bench/drift_bench.h"
+#include "tests/bench/engine_bench/timeline.h"
 
 namespace writescope::bench {
 namespace {
@@ -31,6 +33,7 @@ struct Flags {
   std::vector<std::string> points;
   DecodeOptions decode;
   std::string json;
+  std::string svg = "timeline";
 };
 
 void AddCommon(CLI::App* app, Flags& flags) {
@@ -123,6 +126,15 @@ absl::Status Run(const Flags& flags, const std::string& benchmark, const std::st
               rig->profile().cpu_workers);
   std::fflush(stdout);
   if (benchmark == "prefill") return RunPrefill(*rig, points);
+  if (benchmark == "timeline") {
+    for (const Point& point : points) {
+      const std::string path =
+          absl::StrCat(flags.svg, "-", point.batch, "x", point.context, ".svg");
+      ASSIGN_OR_RETURN(const std::string text, WriteTimeline(*rig, point, path));
+      std::printf("%s", text.c_str());
+    }
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(std::vector<ResultRow> rows, RunSteps(*rig, benchmark, points, flags.decode));
   for (ResultRow& row : rows) row.weights = flags.weights;
   if (flags.json.empty()) return absl::OkStatus();
@@ -156,6 +168,9 @@ int Main(int argc, char** argv) {
   AddCommon(throttle, flags);
   throttle->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
   AddCommon(app.add_subcommand("retention", "All sequences of a point but the last leave"), flags);
+  CLI::App* timeline = app.add_subcommand("timeline", "A picture of a step");
+  AddCommon(timeline, flags);
+  timeline->add_option("--svg", flags.svg, "Files are named by it and the point");
   CLI11_PARSE(app, argc, argv);
   std::string command = "writescope-bench";
   for (int i = 1; i < argc; ++i) absl::StrAppend(&command, " ", argv[i]);

@@ -1,0 +1,17 @@
+// A picture of one step: who was at work when.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "tests/bench/engine_bench/bench_rig.h"
+#include "tests/bench/engine_bench/decode_bench.h"
+
+namespace writescope::bench {
+
+// Runs some steps of the point with `meet` and writes the middle layers of the last one as an SVG;
+// returns the text that names what each party's idle time was.
+absl::StatusOr<std::string> WriteTimeline(BenchRig& rig, const Point& point,
+                                          const std::string& path);
+
+}  // namespace writescope::bench
