@@ -142,6 +142,13 @@ CpuIsa ActiveCpuIsa() {
   return active;
 }
 
+bool IsCpuIsaForced() { return std::getenv("WRITESCOPE_FORCE_ISA") != nullptr; }
+
+bool HasFastBf16Products() {
+  __builtin_cpu_init();
+  return DetectedCpuIsa() >= CpuIsa::kAvx512Bf16 && __builtin_cpu_is("amd");
+}
+
 int UsableCores() {
   cpu_set_t set;
   CPU_ZERO(&set);

@@ -25,6 +25,14 @@ CpuIsa DetectedCpuIsa();
 // fallback would hide it.
 CpuIsa ActiveCpuIsa();
 
+// Whether ActiveCpuIsa() was named and not chosen.
+bool IsCpuIsaForced();
+
+// Whether vdpbf16ps is issued as often as a fused multiply-add. By the vendor, since it holds for
+// every AMD processor that has it (Zen 4 on) and for none of Intel's (Emerald Rapids: a third), and
+// a measurement at start would differ between starts on a busy machine.
+bool HasFastBf16Products();
+
 // Cores this process may use: the smaller of its affinity mask and its cgroup's CPU quota (v2 and
 // v1, the tightest along the chain, rounded down), at least 1. Read anew at each call.
 int UsableCores();

@@ -65,7 +65,8 @@ struct AttentionVariant {
 };
 // Every variant compiled in, the plainest first. Those above DetectedCpuIsa() must not be run.
 std::span<const AttentionVariant> AttentionVariants();
-// The best for ActiveCpuIsa(): with kF32 the best that rounds nothing, with kBf16 the best of all.
+// For ActiveCpuIsa(): with kF32 the best that rounds nothing, with kBf16 the fastest of all, which
+// is not avx512bf16 where vdpbf16ps is slow, unless that level is forced.
 const AttentionVariant& ActiveAttentionVariant(
     AttentionProducts products = AttentionProducts::kF32);
 

@@ -55,8 +55,10 @@ const AttentionVariant& ActiveAttentionVariant(AttentionProducts products) {
     return variant.products == AttentionProducts::kF32;
   };
   static const AttentionVariant& exact = Active(AttentionVariants(), is_exact);
-  static const AttentionVariant& best =
-      Active(AttentionVariants(), [](const AttentionVariant&) { return true; });
+  const auto is_worth_it = [](const AttentionVariant& variant) {
+    return variant.isa != CpuIsa::kAvx512Bf16 || HasFastBf16Products() || IsCpuIsaForced();
+  };
+  static const AttentionVariant& best = Active(AttentionVariants(), is_worth_it);
   return products == AttentionProducts::kF32 ? exact : best;
 }
 
