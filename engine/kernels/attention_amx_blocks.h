@@ -18,20 +18,21 @@
 namespace writescope::kernels {
 namespace {
 
-// 16 rows of 16 words, and the same with rows and columns exchanged.
-WRITESCOPE_INLINE void TransposeTile(const uint32_t* from, int64_t from_stride, uint32_t* to) {
+// 16 x 16 words, rows and columns exchanged.
+WRITESCOPE_INLINE void TransposeTile(const float* from, float* to) {
   for (int row = 0; row < kPanelRows; row += kLanes) {
     for (int column = 0; column < kTileWords; column += kLanes) {
       WordVec rows[kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        rows[i] =
-            LoadWords(reinterpret_cast<const std::byte*>(from + (row + i) * from_stride + column));
+        const float* at = from + (row + i) * kTileWords + column;
+        rows[i] = LoadWords(reinterpret_cast<const std::byte*>(at));
       }
       Transpose(rows);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
-        StoreWords(reinterpret_cast<std::byte*>(to + (column + i) * kTileWords + row), rows[i]);
+        float* at = to + (column + i) * kTileWords + row;
+        StoreWords(reinterpret_cast<std::byte*>(at), rows[i]);
       }
     }
   }
@@ -80,7 +81,7 @@ class AmxKernel {
 
  private:
   static constexpr int64_t kTileBytes = int64_t{kPanelRows} * kLineBytes;
-  static constexpr int kValueTiles = 4;  // Tiles of output dims at a time
+  static constexpr int kMaxSums = 32;  // Tiles of output that are stored before they are read
 
   void Score(const std::byte* k, int k_dim, const QueryTiles& q, NextLines& next) {
     const int64_t token_step = int64_t{kTileTokens} * k_dim * 2;
@@ -104,39 +105,45 @@ class AmxKernel {
       Tiles::template AddProducts<3, 4, 5>();
       next.Fetch();
     }
-    StoreSums(scores_);
+    Tiles::template Store<0>(&scores_[0][0], sizeof(scores_[0]));
+    Tiles::template Store<1>(&scores_[0][16], sizeof(scores_[0]));
+    Tiles::template Store<2>(&scores_[0][32], sizeof(scores_[0]));
+    Tiles::template Store<3>(&scores_[0][48], sizeof(scores_[0]));
   }
 
-  // Tiles 0 to 3 side by side.
-  static void StoreSums(float (*to)[kBlockTokens]) {
-    Tiles::template Store<0>(&to[0][0], sizeof(to[0]));
-    Tiles::template Store<1>(&to[0][16], sizeof(to[0]));
-    Tiles::template Store<2>(&to[0][32], sizeof(to[0]));
-    Tiles::template Store<3>(&to[0][48], sizeof(to[0]));
-  }
-
+  // Sums of up to 512 dims are stored before the first of them is read: a load that meets a tile's
+  // store on its way to the cache waits for it.
   void AddValues(const FlatAttentionArgs& args, const WholeRows& rows, const std::byte* v,
                  NextLines& next) {
     const int64_t row_bytes = int64_t{args.v_dim} * 4;
     const int64_t half = kPanelRows * row_bytes;  // From the first 32 tokens to the others
     Tiles::template Load<6>(weights_, sizeof(weights_[0]));
     Tiles::template Load<7>(&weights_[0][kTileWords], sizeof(weights_[0]));
-    for (int dim = 0; dim < args.v_dim; dim += kValueTiles * kTileWords) {
-      const std::byte* at = v + int64_t{dim} * 4;
-      AddValueTile<0>(at, row_bytes, half, next);
-      AddValueTile<1>(at + kLineBytes, row_bytes, half, next);
-      // A multiple of 32 dims: the last two tiles come together or not at all.
-      const bool is_wide = args.v_dim - dim >= kValueTiles * kTileWords;
-      if (is_wide) {
-        AddValueTile<2>(at + 2 * kLineBytes, row_bytes, half, next);
-        AddValueTile<3>(at + 3 * kLineBytes, row_bytes, half, next);
+    const int num_tiles = args.v_dim / kTileWords;
+    for (int first = 0; first < num_tiles; first += kMaxSums) {
+      const int count = num_tiles - first < kMaxSums ? num_tiles - first : kMaxSums;
+      // A multiple of 32 dims: tiles come in pairs.
+      for (int tile = 0; tile < count; tile += 2) {
+        const std::byte* at = v + int64_t{first + tile} * kLineBytes;
+        if (tile % 4 == 0) {
+          AddValueTile<0>(at, row_bytes, half, next);
+          AddValueTile<1>(at + kLineBytes, row_bytes, half, next);
+          Tiles::template Store<0>(sums_[tile], kLineBytes);
+          Tiles::template Store<1>(sums_[tile + 1], kLineBytes);
+        } else {
+          AddValueTile<2>(at, row_bytes, half, next);
+          AddValueTile<3>(at + kLineBytes, row_bytes, half, next);
+          Tiles::template Store<2>(sums_[tile], kLineBytes);
+          Tiles::template Store<3>(sums_[tile + 1], kLineBytes);
+        }
       }
-      StoreSums(scores_);
       for (int i = 0; i < rows.num_rows; ++i) {
         const int r = rows.row[i];
-        float* o = args.o[rows.first_row + r] + dim;
-        for (int d = 0; d < (is_wide ? 4 : 2) * kTileWords; d += kLanes) {
-          Store(o + d, Load(o + d) * factor_[r] + Load(scores_[r] + d));
+        float* o = args.o[rows.first_row + r] + first * kTileWords;
+        for (int tile = 0; tile < count; ++tile, o += kTileWords) {
+          for (int d = 0; d < kTileWords; d += kLanes) {
+            Store(o + d, Load(o + d) * factor_[r] + Load(&sums_[tile][r][d]));
+          }
         }
       }
     }
@@ -156,20 +163,20 @@ class AmxKernel {
   // Weights of 16 tokens as B: word [token][row] holds the weight in its low half for the even
   // dims, in its high half for the odd ones.
   void SpreadWeights() {
+    alignas(64) float words[kPanelRows][kTileTokens];
     for (int t = 0; t < kTilesPerBlock; ++t) {
       for (int r = 0; r < kPanelRows; ++r) {
         for (int i = 0; i < kTileTokens; i += kLanes) {
           const auto* halves = reinterpret_cast<const uint16_t*>(weights_[r]) + t * kTileTokens + i;
-          StoreWords(reinterpret_cast<std::byte*>(&turned_[r][i]),
-                     reinterpret_cast<WordVec>(LoadBf16(halves)) >> 16);
+          Store(&words[r][i], LoadBf16(halves));
         }
       }
-      TransposeTile(turned_[0], kTileWords, even_weights_[t][0]);
+      TransposeTile(words[0], odd_weights_[t][0]);
       for (int token = 0; token < kTileTokens; ++token) {
         for (int i = 0; i < kPanelRows; i += kLanes) {
-          const auto* even = reinterpret_cast<const std::byte*>(&even_weights_[t][token][i]);
-          StoreWords(reinterpret_cast<std::byte*>(&odd_weights_[t][token][i]), LoadWords(even)
-                                                                                   << 16);
+          const auto* odd = reinterpret_cast<const std::byte*>(&odd_weights_[t][token][i]);
+          StoreWords(reinterpret_cast<std::byte*>(&even_weights_[t][token][i]),
+                     LoadWords(odd) >> 16);
         }
       }
     }
@@ -179,54 +186,59 @@ class AmxKernel {
                  NextLines& next) {
     const int64_t token_step = int64_t{kTileTokens} * args.k_dim * 2;
     const int num_tiles = args.v_dim / kTileDims;
-    for (int tile = 0; tile < num_tiles; tile += 2) {
-      const std::byte* at = k + tile * kTileBytes;
-      const bool is_pair = tile + 1 < num_tiles;
-      Tiles::template Zero<0>();
-      Tiles::template Zero<1>();
-      Tiles::template Zero<2>();
-      Tiles::template Zero<3>();
-      for (int t = 0; t < kTilesPerBlock; ++t) {
-        Tiles::template Load<4>(at + t * token_step, kLineBytes);
-        Tiles::template Load<6>(even_weights_[t], kLineBytes);
-        Tiles::template AddProducts<0, 4, 6>();
-        Tiles::template Load<7>(odd_weights_[t], kLineBytes);
-        Tiles::template AddProducts<1, 4, 7>();
-        next.Fetch();
-        if (is_pair) {
-          Tiles::template Load<5>(at + kTileBytes + t * token_step, kLineBytes);
-          Tiles::template AddProducts<2, 5, 6>();
-          Tiles::template AddProducts<3, 5, 7>();
+    for (int first = 0; first < num_tiles; first += kMaxSums / 2) {
+      const int count = num_tiles - first < kMaxSums / 2 ? num_tiles - first : kMaxSums / 2;
+      for (int tile = 0; tile < count; tile += 2) {
+        const std::byte* at = k + int64_t{first + tile} * kTileBytes;
+        const bool is_pair = tile + 1 < count;
+        Tiles::template Zero<0>();
+        Tiles::template Zero<1>();
+        Tiles::template Zero<2>();
+        Tiles::template Zero<3>();
+        for (int t = 0; t < kTilesPerBlock; ++t) {
+          Tiles::template Load<4>(at + t * token_step, kLineBytes);
+          Tiles::template Load<6>(even_weights_[t], kLineBytes);
+          Tiles::template AddProducts<0, 4, 6>();
+          Tiles::template Load<7>(odd_weights_[t], kLineBytes);
+          Tiles::template AddProducts<1, 4, 7>();
           next.Fetch();
+          if (is_pair) {
+            Tiles::template Load<5>(at + kTileBytes + t * token_step, kLineBytes);
+            Tiles::template AddProducts<2, 5, 6>();
+            Tiles::template AddProducts<3, 5, 7>();
+            next.Fetch();
+          }
+        }
+        Tiles::template Store<0>(sums_[2 * tile], kLineBytes);
+        Tiles::template Store<1>(sums_[2 * tile + 1], kLineBytes);
+        if (is_pair) {
+          Tiles::template Store<2>(sums_[2 * tile + 2], kLineBytes);
+          Tiles::template Store<3>(sums_[2 * tile + 3], kLineBytes);
         }
       }
-      Tiles::template Store<0>(turned_, kLineBytes);
-      Tiles::template Store<1>(turned_odd_, kLineBytes);
-      AddTurned(args, rows, tile * kTileDims);
-      if (is_pair) {
-        Tiles::template Store<2>(turned_, kLineBytes);
-        Tiles::template Store<3>(turned_odd_, kLineBytes);
-        AddTurned(args, rows, (tile + 1) * kTileDims);
+      for (int tile = 0; tile < count; ++tile) {
+        AddTurned(args, rows, sums_[2 * tile], sums_[2 * tile + 1], (first + tile) * kTileDims);
       }
     }
   }
 
   // 32 output dims from sums of even and of odd ones, [dim / 2][row] each.
-  void AddTurned(const FlatAttentionArgs& args, const WholeRows& rows, int dim) {
-    alignas(64) uint32_t even[kPanelRows][kTileWords];
-    alignas(64) uint32_t odd[kPanelRows][kTileWords];
-    TransposeTile(turned_[0], kTileWords, even[0]);
-    TransposeTile(turned_odd_[0], kTileWords, odd[0]);
+  void AddTurned(const FlatAttentionArgs& args, const WholeRows& rows,
+                 const float (*even_sums)[kTileWords], const float (*odd_sums)[kTileWords],
+                 int dim) {
+    alignas(64) float even[kPanelRows][kTileWords];
+    alignas(64) float odd[kPanelRows][kTileWords];
+    TransposeTile(even_sums[0], even[0]);
+    TransposeTile(odd_sums[0], odd[0]);
     for (int i = 0; i < rows.num_rows; ++i) {
       const int r = rows.row[i];
-      float* o = args.o[rows.first_row + r] + dim;
-      for (int p = 0; p < kTileWords; p += kLanes) {
-        const Vec even_sum = Load(reinterpret_cast<const float*>(even[r]) + p);
-        const Vec odd_sum = Load(reinterpret_cast<const float*>(odd[r]) + p);
-        float* to = o + 2 * p;
+      float* to = args.o[rows.first_row + r] + dim;
+      for (int p = 0; p < kTileWords; p += kLanes, to += 2 * kLanes) {
+        const Vec even_sum = Load(&even[r][p]);
+        const Vec odd_sum = Load(&odd[r][p]);
         Store(to, Load(to) * factor_[r] + ZipLow(even_sum, odd_sum, LaneIndices()));
-        to += kLanes;
-        Store(to, Load(to) * factor_[r] + ZipHigh(even_sum, odd_sum, LaneIndices()));
+        Store(to + kLanes,
+              Load(to + kLanes) * factor_[r] + ZipHigh(even_sum, odd_sum, LaneIndices()));
       }
     }
   }
@@ -236,10 +248,9 @@ class AmxKernel {
   alignas(64) float scores_[kPanelRows][kBlockTokens] = {};
   alignas(64) uint32_t weights_[kPanelRows][kBlockTokens / 2] = {};  // As A: pairs of tokens
   alignas(64) float factor_[kPanelRows] = {};
-  alignas(64) uint32_t turned_[kPanelRows][kTileWords] = {};
-  alignas(64) uint32_t turned_odd_[kPanelRows][kTileWords] = {};
-  alignas(64) uint32_t even_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
-  alignas(64) uint32_t odd_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
+  alignas(64) float sums_[kMaxSums][kPanelRows][kTileWords];
+  alignas(64) float even_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
+  alignas(64) float odd_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
 };
 
 }  // namespace
