@@ -25,8 +25,11 @@ class CpuAttention {
     int num_workers = 1;
     // A worker that finds no query naps this long between looks; 0 keeps it spinning.
     absl::Duration nap = absl::Microseconds(20);
-    kernels::AttentionProducts products = kernels::AttentionProducts::kF32;
+    const kernels::AttentionVariant* variant = &kernels::ActiveAttentionVariant();
   };
+  // The fastest variant, as exact as the device: `products` is what that multiplies.
+  static const kernels::AttentionVariant& VariantFor(const KvGeometry& geometry, int num_heads,
+                                                     kernels::AttentionProducts products);
   static int64_t HostBytes(const Options& options);
   static absl::StatusOr<std::unique_ptr<CpuAttention>> Create(const Options& options,
                                                               device::Device& device);
@@ -43,12 +46,17 @@ class CpuAttention {
   void RunWorker(int worker, StepContext& step);
 
  private:
+  struct Claim {
+    std::vector<Run> parts;
+    int64_t num_blocks = 0;
+  };
+
   // A worker's running states; a row's are made empty when the layer's first claim touches it.
   struct Worker {
     std::vector<float> o, m, l;
     std::vector<bool> touched;
     std::vector<int> touched_rows;
-    std::vector<Run> parts;
+    Claim claim, ahead;
     // Scratch of one kernel call.
     std::vector<kernels::KvHeadBlock> blocks;
     std::vector<const float*> q_rows;
@@ -59,8 +67,13 @@ class CpuAttention {
   bool AwaitQuery(const StepContext& step, int layer) const;
   // Claims and attends until the layer is exhausted; the number of blocks. -1 when told to stop.
   int64_t AttendLayer(Worker& worker, StepContext& step, int layer);
-  bool ClaimParts(Worker& worker, StepContext& step, int layer, int64_t* count);
-  void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part);
+  // False when nothing is left.
+  bool ClaimParts(StepContext& step, int layer, Claim* claim) const;
+  // Whether so much is left that a worker may hold two claims: the workers still end together.
+  bool HasPlenty(const StepContext& step, int layer) const;
+  // `next` is what the worker attends to afterwards, or null.
+  void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
+                  const Run* next);
   void Touch(Worker& worker, int row);
   void Flush(Worker& worker);
 

@@ -16,18 +16,18 @@ using kvcache::RegionKind;
 absl::StatusOr<std::unique_ptr<HybridAttention>> HybridAttention::Create(
     const Options& options, ops::Ops& ops, const kvcache::BlockTable& blocks) {
   // The CPU rounds where the device does: its queries were bf16 before they were scaled.
-  const bool device_rounds = ops.activation_bytes() == 2;
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<CpuAttention> cpu,
-      CpuAttention::Create({.geometry = options.geometry,
-                            .num_layers = options.num_layers,
-                            .num_heads = options.num_heads,
-                            .max_rows = options.max_sequences,
-                            .num_workers = options.num_workers,
-                            .nap = options.nap,
-                            .products = device_rounds ? kernels::AttentionProducts::kBf16
-                                                      : kernels::AttentionProducts::kF32},
-                           ops.device()));
+  const auto products = ops.activation_bytes() == 2 ? kernels::AttentionProducts::kBf16
+                                                    : kernels::AttentionProducts::kF32;
+  ASSIGN_OR_RETURN(std::unique_ptr<CpuAttention> cpu,
+                   CpuAttention::Create({.geometry = options.geometry,
+                                         .num_layers = options.num_layers,
+                                         .num_heads = options.num_heads,
+                                         .max_rows = options.max_sequences,
+                                         .num_workers = options.num_workers,
+                                         .nap = options.nap,
+                                         .variant = &CpuAttention::VariantFor(
+                                             options.geometry, options.num_heads, products)},
+                                        ops.device()));
   ASSIGN_OR_RETURN(std::unique_ptr<LinkPump> pump,
                    LinkPump::Create({.geometry = options.geometry,
                                      .ring_bytes = options.ring_bytes,

@@ -60,6 +60,11 @@ class MeetCursor {
     const uint64_t seen = claimed_.load(std::memory_order_seq_cst);
     return num_blocks_ - Front(seen) - Back(seen);
   }
+  // What the back may still claim.
+  int64_t remaining_back() const {
+    const uint64_t seen = claimed_.load(std::memory_order_acquire);
+    return std::min(max_back_ - Back(seen), num_blocks_ - Front(seen) - Back(seen));
+  }
   // Every block has been claimed.
   bool exhausted() const { return remaining() == 0; }
 

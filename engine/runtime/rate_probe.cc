@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/attention/cpu_attention.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/kernels/attention_partial.h"
@@ -43,7 +44,8 @@ class CpuLoad {
       l_rows.push_back(&l[row]);
     }
     const int64_t num_blocks = HostBytes(options_) / kv.block_bytes();
-    const kernels::AttentionVariant& variant = kernels::ActiveAttentionVariant(options_.products);
+    const kernels::AttentionVariant& variant = attention::CpuAttention::VariantFor(
+        kv, options_.query_group * kv.num_kv_heads, options_.products);
     int64_t bytes = 0;
     // Each thread in a part of its own, so that none reads what another has brought into a cache.
     for (int64_t i = num_blocks * thread / num_threads; !stop.load(std::memory_order_relaxed);
