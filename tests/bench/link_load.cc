@@ -123,7 +123,8 @@ void LinkLoad::Start() {
   stop_.store(false);
   bytes_.store(0);
   thread_ = std::thread([this] {
-    // From the end: the readers begin at the front, and no side is to find the other's lines cached.
+    // From the end: the readers begin at the front, and no side is to find the other's lines
+    // cached.
     for (int64_t at = size_bytes_ - kCopyBytes; !stop_.load(std::memory_order_relaxed);) {
       copier_->Copy(memory_ + at);
       bytes_.fetch_add(kCopyBytes, std::memory_order_relaxed);
