@@ -14,6 +14,10 @@ namespace {
 
 // Small enough to share work evenly at the end of a layer, large enough that a claim costs nothing.
 constexpr int64_t kClaimBytes = 128 * kKiB;
+// While much is left a claim is larger: a worker then meets fewer sequences, each of which it has
+// to start and to merge.
+constexpr int64_t kMaxClaimBytes = 2 * kMiB;
+constexpr int64_t kClaimsPerWorker = 8;
 constexpr int kSpinsBeforeNap = 500;
 
 int64_t NowNs() {
@@ -58,6 +62,7 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
     : options_(options),
       variant_(*options.variant),
       claim_blocks_(std::max<int64_t>(1, kClaimBytes / options.geometry.block_bytes())),
+      max_claim_blocks_(std::max(claim_blocks_, kMaxClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
       workers_(static_cast<size_t>(options.num_workers)),
       row_mutexes_(static_cast<size_t>(options.max_rows)) {
@@ -134,12 +139,17 @@ bool CpuAttention::ClaimParts(StepContext& step, int layer, Claim* claim) const 
       return true;
     }
   }
-  const MeetCursor::Claim swing = progress.swing.ClaimBack(claim_blocks_);
+  const MeetCursor::Claim swing = progress.swing.ClaimBack(SwingClaimBlocks(progress.swing));
   if (swing.count == 0) return false;
   claim->num_blocks = swing.count;
   step.attention->runs.swing.Slice(swing.first, swing.count, &claim->parts);
   progress.first_claim_ns.compare_exchange_strong(none, now_ns, std::memory_order_relaxed);
   return true;
+}
+
+int64_t CpuAttention::SwingClaimBlocks(const MeetCursor& swing) const {
+  const int64_t part = swing.remaining_back() / (kClaimsPerWorker * options_.num_workers);
+  return std::clamp(part, claim_blocks_, max_claim_blocks_);
 }
 
 bool CpuAttention::HasPlenty(const StepContext& step, int layer) const {

@@ -70,6 +70,8 @@ class CpuAttention {
   // False when nothing is left.
   bool ClaimParts(StepContext& step, int layer, Claim* claim) const;
   // Whether so much is left that a worker may hold two claims: the workers still end together.
+  // Claims shrink towards the end of a layer.
+  int64_t SwingClaimBlocks(const MeetCursor& swing) const;
   bool HasPlenty(const StepContext& step, int layer) const;
   // `next` is what the worker attends to afterwards, or null.
   void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
@@ -79,7 +81,8 @@ class CpuAttention {
 
   const Options options_;
   const kernels::AttentionVariant& variant_;
-  const int64_t claim_blocks_;
+  const int64_t claim_blocks_;  // The least of a claim
+  const int64_t max_claim_blocks_;
   device::Buffer handoff_;
   float* queries_ = nullptr;
   float* out_ = nullptr;
