@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <span>
 #include <thread>
@@ -14,6 +15,10 @@
 #include "engine/runtime/accelerator.h"
 #include "engine/runtime/rate_probe.h"
 #include "engine/runtime/sampler.h"
+
+#if WRITESCOPE_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 namespace writescope::bench {
 namespace {
@@ -92,6 +97,26 @@ absl::StatusOr<std::unique_ptr<BenchRig>> BenchRig::Create(const runtime::Engine
 
 BenchRig::~BenchRig() {
   if (runner_ != nullptr && runner_->Ok()) RemoveAll();
+}
+
+int64_t BenchRig::DeviceBytesInUse() const {
+#if WRITESCOPE_WITH_CUDA
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  if (sized_.options.device == runtime::DeviceKind::kCuda &&
+      cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
+    return static_cast<int64_t>(total_bytes - free_bytes);
+  }
+#endif
+  return device_->device_used_bytes();
+}
+
+int64_t BenchRig::PeakHostBytes() const {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * kKiB;
+  }
+  return 0;
 }
 
 absl::Status BenchRig::FillRegions() {

@@ -35,6 +35,11 @@ class BenchRig {
   const roofline::MachineProfile& profile() const { return profile_; }
   kvcache::InplaceKvCache& cache() { return runner_->cache(); }
 
+  // In use on the device, as its driver says (on the CPU device: as it counts itself), and the
+  // largest resident set of this process so far.
+  int64_t DeviceBytesInUse() const;
+  int64_t PeakHostBytes() const;
+
   // Every region's bytes become seeded random keys and values, so that filled sequences attend to
   // ordinary numbers on pages of their own.
   absl::Status FillRegions();

@@ -76,13 +76,15 @@ void Print(const ResultRow& row) {
   std::printf(
       "%4d x %-7ld %-7s %-8s spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor %9.2f"
       "  dense %7.2f  ratio %.3f  cpu %.1f link %.1f both %.1f gaps %.1f dev-att %.1f copies %d "
-      "hand-off us out %.1f/%.1f back %.1f/%.1f\n",
+      "hand-off us out %.1f/%.1f back %.1f/%.1f device %.2f host %.2f GiB\n",
       row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(),
       static_cast<double>(row.spilled_bytes) / static_cast<double>(kGiB), row.share, row.step_ms,
       row.step_ms_min, row.step_ms_max, row.floor_ms, row.dense_ms, row.step_ms / row.floor_ms,
       row.cpu_busy_ms, row.link_busy_ms, row.both_busy_ms, row.gap_ms, row.device_attention_ms,
       row.copies, row.handoff_out_us, row.handoff_out_p99_us, row.handoff_back_us,
-      row.handoff_back_p99_us);
+      row.handoff_back_p99_us,
+      static_cast<double>(row.device_bytes_peak) / static_cast<double>(kGiB),
+      static_cast<double>(row.host_bytes_peak) / static_cast<double>(kGiB));
   std::fflush(stdout);
 }
 
@@ -145,8 +147,8 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
         row.floor_ms = 1e3 * best.step_seconds;
         row.dense_ms = 1e3 * dense_s;
         row.moved_bytes = rig.cache().blocks().moved_bytes();
-        row.device_bytes_peak = rig.device().device_used_bytes();
-        row.host_bytes_peak = rig.sized().plan.host_total_bytes;
+        row.device_bytes_peak = rig.DeviceBytesInUse();
+        row.host_bytes_peak = rig.PeakHostBytes();
         row.kv_fill = kv_fill;
         row.resident = row.spilled_bytes < kSpilledLabelBytes;
         Print(row);

@@ -56,8 +56,8 @@ ResultRow RowOf(BenchRig& rig, const StepTiming& timing, const Point& point, std
   row.floor_ms = 1e3 * floor_s;
   row.tokens_per_s = rig.batch() / timing.step_s;
   row.moved_bytes = rig.cache().blocks().moved_bytes();
-  row.device_bytes_peak = rig.device().device_used_bytes();
-  row.host_bytes_peak = rig.sized().plan.host_total_bytes;
+  row.device_bytes_peak = rig.DeviceBytesInUse();
+  row.host_bytes_peak = rig.PeakHostBytes();
   row.kv_fill = "seeded fill, a distinct physical page for every byte";
   std::printf(
       "%-28s %3d x %-7ld spilled %7.2f GiB share %.3f step %8.2f ms floor %8.2f ratio %.3f\n",
