@@ -30,6 +30,9 @@ class CpuAttention {
   // The fastest variant, as exact as the device: `products` is what that multiplies.
   static const kernels::AttentionVariant& VariantFor(const KvGeometry& geometry, int num_heads,
                                                      kernels::AttentionProducts products);
+  // While much of a layer is left a claim is this large: a worker then meets fewer sequences, each
+  // of which it has to start and to merge.
+  static constexpr int64_t kMaxClaimBytes = int64_t{2} << 20;
   static int64_t HostBytes(const Options& options);
   static absl::StatusOr<std::unique_ptr<CpuAttention>> Create(const Options& options,
                                                               device::Device& device);

@@ -46,26 +46,35 @@ class CpuLoad {
     const int64_t num_blocks = HostBytes(options_) / kv.block_bytes();
     const kernels::AttentionVariant& variant = attention::CpuAttention::VariantFor(
         kv, options_.query_group * kv.num_kv_heads, options_.products);
+    // As many blocks at a time as a worker claims while much is left.
+    const int64_t claim_blocks =
+        std::clamp<int64_t>(attention::CpuAttention::kMaxClaimBytes / kv.block_bytes(), 1,
+                            std::max<int64_t>(1, num_blocks / num_threads));
+    std::vector<kernels::KvHeadBlock> blocks(static_cast<size_t>(claim_blocks));
     int64_t bytes = 0;
     // Each thread in a part of its own, so that none reads what another has brought into a cache.
-    for (int64_t i = num_blocks * thread / num_threads; !stop.load(std::memory_order_relaxed);
-         ++i) {
+    int64_t first = num_blocks * thread / num_threads;
+    while (!stop.load(std::memory_order_relaxed)) {
+      if (first + claim_blocks > num_blocks) first = 0;
       for (int head = 0; head < kv.num_kv_heads; ++head) {
-        const std::byte* k = memory_ + (i % num_blocks) * kv.block_bytes() + head * kv.head_bytes();
-        const kernels::KvHeadBlock block{
-            .k = k, .v = k + kv.k_plane_bytes(), .num_tokens = kBlockTokens, .first_position = 0};
+        for (int64_t i = 0; i < claim_blocks; ++i) {
+          const std::byte* k = memory_ + (first + i) * kv.block_bytes() + head * kv.head_bytes();
+          blocks[static_cast<size_t>(i)] = {
+              .k = k, .v = k + kv.k_plane_bytes(), .num_tokens = kBlockTokens, .first_position = 0};
+        }
         variant.run({.k_dim = kv.k_dim,
                      .v_dim = kv.v_dim,
                      .value_in_key = kv.value_in_key,
                      .dtype = kv.dtype,
-                     .blocks = {&block, 1},
+                     .blocks = blocks,
                      .num_rows = options_.query_group,
                      .q = q_rows.data(),
                      .o = o_rows.data(),
                      .m = m_rows.data(),
                      .l = l_rows.data()});
       }
-      bytes += kv.block_bytes();
+      bytes += claim_blocks * kv.block_bytes();
+      first += claim_blocks;
     }
     return bytes;
   }

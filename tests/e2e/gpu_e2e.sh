@@ -41,7 +41,7 @@ stop_worker() {
 }
 
 echo "== demo checkpoint: facts in a prompt that lies outside the device"
-start_worker demo --model=deploy/demo-model --device=cuda --vram-budget=1120MiB --host-budget=512MiB \
+start_worker demo --model=deploy/demo-model --device=cuda --vram-budget=1112MiB --host-budget=512MiB \
   --ring-size=4MiB --prefill-chunk=512 --max-sequences=2
 sed -n '/memory:/,/^KV cache/p' "$run_dir/demo.log"
 writescope-controller --worker="$WRITESCOPE_CONTROL_ADDRESS" --metrics-listen=127.0.0.1:0 --shadow \
@@ -50,7 +50,8 @@ pids+=($!)
 code=$((10000 + RANDOM % 90000))
 # The fact stands between two sentences, a tenth of the way into the prose.
 awk -v code="$code" 'BEGIN { RS = "\001" } {
-    text = substr($0, 1, 60000)
+    while (length(text) < 60000) text = text $0
+    text = substr(text, 1, 60000)
     at = 6000 + index(substr(text, 6001), ". ") + 1
     print substr(text, 1, at) "The harbor code of Lima is " code ". " substr(text, at + 1)
     printf "\nQuestion: What is the harbor code of Lima?\nAnswer: The harbor code of Lima is "
@@ -61,7 +62,9 @@ for share in 0 0.5 1; do
     >"$run_dir/answer.txt" 2>"$run_dir/report.txt" || fail "no answer at share $share"
   [[ "$(tr -d ' \n' <"$run_dir/answer.txt")" == "$code"* ]] ||
     fail "at share $share the code $code was '$(cat "$run_dir/answer.txt")'"
-  echo "share $share: $code recalled"
+  spilled=$(sed -n 's/.*; spilled \([0-9]*\)%$/\1/p' "$run_dir/report.txt")
+  ((spilled >= 50)) || fail "only $spilled % of the KV was outside the device"
+  echo "share $share: $code recalled, $spilled % spilled"
   cat "$run_dir/report.txt"
 done
 writescope status
