@@ -45,7 +45,8 @@ TEST_F(ForcedIsaDeathTest, EveryLevelUpToTheProcessors) {
 }
 
 TEST_F(ForcedIsaDeathTest, UnknownLevelEndsTheProcess) {
-  EXPECT_DEATH(ExitWithActive("avx9000"), "'avx9000'; it may be generic, avx2, avx512, avx512bf16 or amx");
+  EXPECT_DEATH(ExitWithActive("avx9000"),
+               "'avx9000'; it may be generic, avx2, avx512, avx512bf16 or amx");
   EXPECT_DEATH(ExitWithActive(""), "WRITESCOPE_FORCE_ISA is ''");
 }
 
