@@ -188,11 +188,11 @@ ask() {
 if ((keep)); then trap '' HUP; fi
 
 say "3. Worker and controller"
-# 19 MiB of "VRAM" hold the weights, the staging ring and some 1,700 tokens of KV; the rest spills. The
+# 22 MiB of "VRAM" hold the weights, the staging ring and some 1,700 tokens of KV; the rest spills. The
 # link is paced so that neither processor alone is the best choice. One thread stands in for the
 # device: a second would take the CPU worker's core on a small machine.
-link_gbps=6
-writescope-worker --model="$model" --device=cpu --vram-budget=19MiB --ring-size=1MiB --host-budget=256MiB \
+link_gbps=12
+writescope-worker --model="$model" --device=cpu --vram-budget=22MiB --ring-size=4MiB --host-budget=256MiB \
   --prefill-chunk=256 --max-sequences=2 --device-threads=1 --workers=1 --link-gbps=$link_gbps --cut=planned \
   --listen=127.0.0.1:0 --control-listen=127.0.0.1:0 --metrics-listen=127.0.0.1:0 \
   >"$run_dir/worker.log" 2>&1 &
