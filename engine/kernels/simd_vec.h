@@ -10,6 +10,10 @@
 #error "define WRITESCOPE_VECTOR_BYTES as the width of a register before including simd_vec.h"
 #endif
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -57,7 +61,8 @@ WRITESCOPE_INLINE Vec LoadBf16(const uint16_t* from) {
 // Writes kLanes values as bf16, rounded to nearest, ties to even; NaN stays NaN.
 WRITESCOPE_INLINE void StoreBf16(std::byte* to, Vec value) {
 #ifdef __AVX512BF16__
-  const auto halves = reinterpret_cast<HalfVec>(__builtin_ia32_cvtneps2bf16_v16sf(value));
+  const auto halves =
+      reinterpret_cast<HalfVec>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
 #else
   const WordVec bits = reinterpret_cast<WordVec>(value);
   const WordVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;

@@ -87,6 +87,7 @@ void StepLoop::RunDecode(const std::vector<ActiveRequest*>& requests) {
   if (spilled.empty()) {
     const int batch_size = static_cast<int>(resident.size());
     std::vector<int> slots;
+    slots.reserve(resident.size());
     for (const ActiveRequest* request : resident) slots.push_back(request->slot);
     StepStats step;
     step.predicted_step_seconds = model_.PredictSeconds(batch_size, runner_.BytesOf(slots), 0);

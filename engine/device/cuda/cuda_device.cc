@@ -35,7 +35,8 @@ int64_t MappedBytes(int64_t size_bytes) { return RoundUp(size_bytes, kPageBytes)
 // Tools under which a kernel that waits for the CPU can wait for ever, since they let the host go
 // on only when a launch has ended.
 std::string SerialisingTool() {
-  if (const char* value = std::getenv("CUDA_LAUNCH_BLOCKING"); value && std::strcmp(value, "0")) {
+  if (const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+      value != nullptr && std::strcmp(value, "0") != 0) {
     return "CUDA_LAUNCH_BLOCKING";
   }
   std::ifstream maps("/proc/self/maps");

@@ -1,7 +1,6 @@
 #include "engine/device/cuda/stream_queue.h"
 
-#include <time.h>
-
+#include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

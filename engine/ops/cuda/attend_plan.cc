@@ -102,7 +102,8 @@ void SlicePlanner::AddPanels(const AttendSpan& span) {
 void SlicePlanner::MakeFolds() {
   folds_.clear();
   const auto key_of = [&](int row, int first_head) {
-    return static_cast<size_t>(row * head_blocks_ + first_head / panel_heads_);
+    return static_cast<size_t>(row) * static_cast<size_t>(head_blocks_) +
+           static_cast<size_t>(first_head / panel_heads_);
   };
   for (const Panel& panel : panels_) {
     for (int i = 0; i < panel.num_rows; ++i) {
