@@ -65,7 +65,7 @@ TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   const RunResult refused = Client({"generate", "x", "-t", "-1"});
   EXPECT_EQ(refused.exit_code, 3);
   EXPECT_THAT(refused.output,
-              HasSubstr("error: INVALID_ARGUMENT (INVALID_PARAMETER): temperature is -1"));
+              HasSubstr("error: INVALID_ARGUMENT (INVALID_PARAMETER): sampling.temperature is -1"));
   const RunResult late = Client({"generate", "x", "-n", "10000", "--timeout", "300ms"});
   EXPECT_EQ(late.exit_code, 5);
   EXPECT_EQ(Client({"generate", "x", "--no-such-flag"}).exit_code, 2);
