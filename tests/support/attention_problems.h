@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <ostream>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -133,3 +134,10 @@ std::string FaultWithRandomScores(const RunAttention& run, const AttentionShape&
                                   std::mt19937_64& rng);
 
 }  // namespace writescope::testing_support
+
+namespace writescope::kernels {
+
+// For the names of tests.
+inline void PrintTo(const AttentionVariant& variant, std::ostream* out) { *out << variant.name; }
+
+}  // namespace writescope::kernels

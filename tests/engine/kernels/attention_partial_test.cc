@@ -15,10 +15,6 @@
 #include "tests/support/seed.h"
 
 namespace writescope::kernels {
-
-// For test names; found by argument-dependent lookup.
-void PrintTo(const AttentionVariant& variant, std::ostream* out) { *out << variant.name; }
-
 namespace {
 
 using testing_support::AnswerDensely;
