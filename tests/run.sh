@@ -154,8 +154,7 @@ run_step() {
       # g++ 12's thread sanitizer cannot place its shadow on kernels that randomise 32 bits.
       if setarch -R true 2>/dev/null; then no_aslr=(setarch -R); fi
       export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-      # Kernels are single-threaded; under asan they have been run.
-      sanitizer_step tsan --exclude-regex 'AttentionVariantTest|LongTextTest'
+      sanitizer_step tsan
       ;;
   esac
 }
