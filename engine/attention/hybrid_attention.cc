@@ -153,8 +153,8 @@ void HybridAttention::AttendResident(const StepAttention& step, int layer, const
                        .out = out});
 }
 
-absl::Status HybridAttention::AttendWaves(int layer, const float* q,
-                                          const ops::AttendState& state) {
+absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::AttendState& state,
+                                          const Between& between) {
   const StepAttention& attention = *step_.attention;
   device::Queue& compute = ops_.device().compute();
   // Waves that landed, or are about to, are attended to together: a call costs as much as a copy.
@@ -164,6 +164,8 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q,
   device::Event landed;
   const auto attend = [&] {
     if (spans.empty()) return;
+    // Behind a wait on its queue the device would do nothing else until the wave is there.
+    if (between) between([&landed] { return !landed.Done(); });
     compute.WaitFor(landed);
     TimedAttend({.kv = options_.geometry,
                  .num_heads = options_.num_heads,
@@ -181,6 +183,7 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q,
     num_waves = 0;
   };
   while (true) {
+    if (between) between([this] { return !pump_->HasWave(); });
     const std::optional<Wave> wave = pump_->NextWave();
     if (!wave.has_value()) {
       return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",
@@ -199,7 +202,7 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q,
 }
 
 absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::AttendState& state,
-                                          void* out, const std::function<void()>& between) {
+                                          void* out, const Between& between) {
   const StepAttention& attention = *step_.attention;
   device::Queue& compute = ops_.device().compute();
   LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
@@ -213,8 +216,8 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
     compute.SetFlag(&cpu_->flags()[layer].query_ready, step_.epoch);
   }
   AttendOnDevice(attention, layer, q, state, /*timed=*/true);
-  RETURN_IF_ERROR(AttendWaves(layer, q, state));
-  if (between) between();
+  RETURN_IF_ERROR(AttendWaves(layer, q, state, between));
+  if (between) between([this, layer] { return CpuAtWork(layer); });
   if (step_.handoff) {
     compute.RecordTime(&times.device_done_s);
     compute.WaitFlag(&cpu_->flags()[layer].cpu_done, step_.epoch, options_.wait_limit);

@@ -75,11 +75,13 @@ class HybridAttention {
   // Starts the pump and, with a hand-off, the workers. Keeps the step: a thread that is late may
   // look at it when the caller has given up.
   void BeginStep(StepAttention step, const SharePlan& plan);
-  // Submits the layer's attention; q is device [rows, num_heads, k_dim], out activations. `between`
-  // runs while the other side may still be at work: after everything of this layer is on the
-  // device's queue but the wait for the CPU. DEADLINE_EXCEEDED when the pump delivers nothing.
+  // Other work for the device in time that it would spend waiting: may be called any number of
+  // times inside AttendLayer, and returns soon after `still_waiting` has become false.
+  using Between = std::function<void(const std::function<bool()>& still_waiting)>;
+  // Submits the layer's attention; q is device [rows, num_heads, k_dim], out activations.
+  // DEADLINE_EXCEEDED when the pump delivers nothing.
   absl::Status AttendLayer(int layer, const float* q, const ops::AttendState& state, void* out,
-                           const std::function<void()>& between);
+                           const Between& between);
   // After the step's last submission: `end` is the point on the compute queue after all of it.
   // Waits for both sides. An error says that the step's results must not be used; Ok() tells
   // whether the next step may be tried.
@@ -119,7 +121,8 @@ class HybridAttention {
   void AttendOnDevice(const StepAttention& step, int layer, const float* q,
                       const ops::AttendState& state, bool timed);
   // The waves of the layer, as the pump delivers them.
-  absl::Status AttendWaves(int layer, const float* q, const ops::AttendState& state);
+  absl::Status AttendWaves(int layer, const float* q, const ops::AttendState& state,
+                           const Between& between);
   void TimedAttend(const ops::AttendArgs& args);
   AttentionStats CollectStats(double begin_s, double end_s) const;
   void CollectHandoff(const LayerProgress& progress, const LayerTimes& times,

@@ -58,6 +58,8 @@ class LinkPump {
   // which the pump waits for the device to read a slot does not count: the device has dense work
   // too, and how long that takes is its own affair.
   std::optional<Wave> NextWave();
+  // Engine thread: whether NextWave would return at once.
+  bool HasWave() const { return !waves_->empty(); }
   // Engine thread: the slot's bytes are needed until `read`.
   void Release(int slot, device::Event read);
   // Waves that may be kept for one call before they are released: few enough that the pump always

@@ -68,6 +68,7 @@ class BoundedQueue {
     std::lock_guard lock(mutex_);
     return items_.size();
   }
+  bool empty() const { return size() == 0; }
   size_t limit() const { return limit_; }
 
  private:

@@ -234,12 +234,8 @@ absl::Status ModelRunner::RunLayers(Step& step, const StepOptions& options) {
     cache_->AwaitWorkspace(layer);
     decoder_->BeforeAttention(layer, step.positions, step.targets);
     for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
-    std::function<void()> between;
-    if (options.between) {
-      between = [&] { options.between([this, layer] { return attention_->CpuAtWork(layer); }); };
-    }
     RETURN_IF_ERROR(attention_->AttendLayer(layer, decoder_->q(), decoder_->state(),
-                                            decoder_->attention_out(), between));
+                                            decoder_->attention_out(), options.between));
     decoder_->AfterAttention(layer);
   }
   return absl::OkStatus();

@@ -35,8 +35,8 @@ struct StepOptions {
   int64_t retain_keep_free = -1;
   // Looked at between layers: true gives the step up with CANCELLED.
   std::function<bool()> cancelled;
-  // Called in each layer of a hybrid step while the CPU may still be at work, with whether it is.
-  std::function<void(const std::function<bool()>& cpu_at_work)> between;
+  // Called while a hybrid step waits for the link or the CPU, with whether it still does.
+  attention::HybridAttention::Between between;
 };
 
 // logits [vocab] of one row; valid during the call. `index` counts the rows of the slice that have

@@ -56,7 +56,11 @@ class CpuLoad {
     int64_t first = num_blocks * thread / num_threads;
     while (!stop.load(std::memory_order_relaxed)) {
       if (first + claim_blocks > num_blocks) first = 0;
-      for (int head = 0; head < kv.num_kv_heads; ++head) {
+      if (options_.read != nullptr) {
+        options_.read(memory_ + first * kv.block_bytes(), claim_blocks * kv.block_bytes());
+      }
+      const int num_heads = options_.read == nullptr ? kv.num_kv_heads : 0;
+      for (int head = 0; head < num_heads; ++head) {
         for (int64_t i = 0; i < claim_blocks; ++i) {
           const std::byte* k = memory_ + (first + i) * kv.block_bytes() + head * kv.head_bytes();
           blocks[static_cast<size_t>(i)] = {

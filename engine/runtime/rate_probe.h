@@ -2,6 +2,8 @@
 // together.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -24,6 +26,8 @@ struct RateProbeOptions {
   int64_t device_bytes = 2 << 20;
   int64_t copy_bytes = 256 << 10;
   kernels::AttentionProducts products = kernels::AttentionProducts::kF32;  // As the workers'
+  // Reads [data, data + size_bytes) in place of attention, for the rates of memory itself.
+  void (*read)(const std::byte* data, int64_t size_bytes) = nullptr;
 };
 // Of options in which every default is filled in. On a real accelerator the buffers are larger than
 // any cache, so that the rates are those of memory.

@@ -18,6 +18,7 @@
 #include "engine/runtime/cpu_share_slot.h"
 #include "engine/runtime/engine.h"
 #include "engine/runtime/model_runner.h"
+#include "engine/runtime/resident_pacer.h"
 #include "engine/runtime/step_model.h"
 
 namespace writescope::runtime {
@@ -65,9 +66,8 @@ class StepLoop {
                  const std::vector<ActiveRequest*>& resident);
   bool RunResident(const std::vector<ActiveRequest*>& requests);
   // Resident sequences step inside a hybrid step, in time that would be idle.
-  void StepResidentBetween(std::vector<ActiveRequest*>& resident, double hybrid_began_s,
-                           double* resident_s, int* resident_steps,
-                           const std::function<bool()>& cpu_at_work);
+  void StepResidentBetween(std::vector<ActiveRequest*>& resident, ResidentPacer& pacer,
+                           const std::function<bool()>& still_waiting);
   attention::SharePlan ChooseShare(int batch_size, const StepBytes& bytes, StepStats* stats);
   void TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
                   std::span<const float> logits);

@@ -10,8 +10,6 @@
 namespace writescope::runtime {
 namespace {
 
-// Resident steps inside a hybrid step may lengthen it by at most this fraction.
-constexpr double kResidentFraction = 0.25;
 // Device blocks that retained copies leave free, as a fraction of the region.
 constexpr int64_t kRetainKeepFreeDivisor = 16;
 
@@ -129,12 +127,11 @@ bool StepLoop::RunResident(const std::vector<ActiveRequest*>& requests) {
   return true;
 }
 
-void StepLoop::StepResidentBetween(std::vector<ActiveRequest*>& resident, double hybrid_began_s,
-                                   double* resident_s, int* resident_steps,
-                                   const std::function<bool()>& cpu_at_work) {
-  while (!resident.empty() && cpu_at_work()) {
+void StepLoop::StepResidentBetween(std::vector<ActiveRequest*>& resident, ResidentPacer& pacer,
+                                   const std::function<bool()>& still_waiting) {
+  while (!resident.empty() && still_waiting()) {
     const double now_s = device::NowSeconds();
-    if (*resident_s > kResidentFraction * (now_s - hybrid_began_s)) return;
+    if (!pacer.MayStep(now_s)) return;
     // Sequences that ended, or whose next block found no room on the device, wait for the step's
     // end.
     std::erase_if(resident, [&](ActiveRequest* request) {
@@ -145,8 +142,7 @@ void StepLoop::StepResidentBetween(std::vector<ActiveRequest*>& resident, double
       resident.clear();
       return;
     }
-    ++*resident_steps;
-    *resident_s += device::NowSeconds() - now_s;
+    pacer.AddStep(device::NowSeconds() - now_s);
   }
 }
 
@@ -186,12 +182,11 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
                        [](ActiveRequest* request) { return request->control().cancelled.load(); });
   };
   const double began_s = device::NowSeconds();
-  double resident_s = 0;
-  int resident_steps = 0;
+  ResidentPacer pacer(began_s);
   std::vector<ActiveRequest*> stepping = resident;
   if (!resident.empty()) {
-    options.between = [&](const std::function<bool()>& cpu_at_work) {
-      StepResidentBetween(stepping, began_s, &resident_s, &resident_steps, cpu_at_work);
+    options.between = [&](const std::function<bool()>& still_waiting) {
+      StepResidentBetween(stepping, pacer, still_waiting);
     };
   }
   int full_slice = -1;
@@ -207,7 +202,7 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
     HandleStepError(requests, result.status(), full_slice);
     return;
   }
-  const double step_s = device::NowSeconds() - began_s - resident_s;
+  const double step_s = device::NowSeconds() - began_s - pacer.spent_s();
   const int64_t bytes_per_token = runner_.cache().bytes_per_token();
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i]->AddAttention(result->slices[i], bytes_per_token);
@@ -223,7 +218,7 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   std::erase_if(stepping, [&](ActiveRequest* request) {
     return request->paused || request->finish().has_value() || errors_.contains(request->id());
   });
-  if (resident_steps == 0 && !stepping.empty()) RunResident(stepping);
+  if (pacer.num_steps() == 0 && !stepping.empty()) RunResident(stepping);
 }
 
 void StepLoop::HandleStepError(const std::vector<ActiveRequest*>& requests,

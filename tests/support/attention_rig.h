@@ -72,8 +72,8 @@ class AttentionRig {
     cache_.SetKv(std::move(source));
     known_heads_.clear();
   }
-  // Called between layers' attention and its wait for the CPU.
-  void SetBetween(std::function<void()> between) { between_ = std::move(between); }
+  // Called where a layer's attention waits for the link or the CPU.
+  void SetBetween(attention::HybridAttention::Between between) { between_ = std::move(between); }
 
   StepOutput Run(const StepRequest& request);
 
@@ -111,7 +111,7 @@ class AttentionRig {
   std::unique_ptr<ops::Ops> ops_;
   std::unique_ptr<attention::HybridAttention> hybrid_;
   QuerySource queries_;
-  std::function<void()> between_;
+  attention::HybridAttention::Between between_;
   struct KnownHead {
     std::vector<TokenId> tokens;
     PlainHead head;

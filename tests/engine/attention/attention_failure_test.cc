@@ -211,7 +211,7 @@ TEST_P(AttentionFailureTest, AThreadThatComesBackAtTheEndFindsItsMemory) {
 TEST_P(AttentionFailureTest, CancelledBetweenLayers) {
   // As a runner does when every request of the step was cancelled: some layers are never submitted.
   int calls = 0;
-  rig_.SetBetween([&] {
+  rig_.SetBetween([&](const std::function<bool()>&) {
     if (++calls == 2) rig_.hybrid().SetClaimHook(nullptr);
   });
   StepRequest request = Request();
@@ -223,9 +223,11 @@ TEST_P(AttentionFailureTest, CancelledBetweenLayers) {
 
 // The device's dense work may take longer than any wait limit, with the ring full meanwhile.
 TEST_P(AttentionFailureTest, SlowDeviceIsNoFailure) {
-  int layer = 0;
-  rig_.SetBetween([&] {
-    if (layer++ % 4 == 1) {
+  int calls = 0;
+  int launches = 0;
+  rig_.SetBetween([&](const std::function<bool()>&) {
+    if (++calls % 4 == 2 && launches < 3) {
+      ++launches;
       rig_.cache().device().compute().Launch([] { absl::SleepFor(kWaitLimit * 2.5); });
     }
   });
@@ -234,6 +236,7 @@ TEST_P(AttentionFailureTest, SlowDeviceIsNoFailure) {
   const std::vector<testing::PlainOutput> plain = rig_.Plain(request);
   const StepOutput output = rig_.Run(request);
   ASSERT_TRUE(output.status.ok()) << output.status;
+  EXPECT_EQ(launches, 3);
   EXPECT_LE(rig_.Compare(output, plain).ratio, 1);
 }
 

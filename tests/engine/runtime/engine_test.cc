@@ -28,7 +28,7 @@ const std::string kDemo = WRITESCOPE_DEPLOY_DIR "/demo-model";
 EngineOptions DemoOptions() {
   EngineOptions options;
   options.model_dir = kDemo;
-  options.vram_budget_bytes = 44 << 20;
+  options.vram_budget_bytes = 22 << 20;  // KV of less than 2,000 tokens
   options.host_budget_bytes = 512 << 20;
   options.max_sequences = 8;
   options.progress_interval = absl::Milliseconds(20);
@@ -101,7 +101,8 @@ TEST(EngineTest, RecallsFactsFromSpilledKvForRequestsThatShareThePrefix) {
       const GenerateEvent last = sinks.back()->last();
       ASSERT_TRUE(last.placement.has_value());
       EXPECT_GT(last.usage.cached_prompt_tokens, 0);
-      EXPECT_TRUE(share > 0 || last.placement->cpu_tokens == 0);
+      EXPECT_GT(last.placement->swing_bytes, last.placement->device_bytes);
+      EXPECT_EQ(share > 0, last.placement->cpu_tokens > 0);
       EXPECT_TRUE(share < 1 || cut == CutMode::kMeet || last.placement->gpu_streamed_tokens == 0);
     }
     const EngineState state = engine->state();
@@ -117,6 +118,7 @@ TEST(EngineTest, GreedyTextDoesNotDependOnTheShareInF32) {
   options.kv_dtype = KvDtype::kF32;
   options.cut = CutMode::kPlanned;
   options.prefix_cache = false;
+  options.retention = false;  // A copy that is kept crosses the link at any share.
   const std::string text =
       testing::ReadText(kDemo + "/prose.txt").substr(0, 6000) + "\nFellow citizens of the Senate";
   std::vector<TokenId> first;
@@ -128,6 +130,9 @@ TEST(EngineTest, GreedyTextDoesNotDependOnTheShareInF32) {
     ASSERT_TRUE(sink->status().ok()) << sink->status();
     if (first.empty()) first = sink->tokens();
     EXPECT_EQ(sink->tokens(), first) << "share " << share;
+    ASSERT_TRUE(sink->last().placement.has_value());
+    EXPECT_EQ(sink->last().placement->cpu_tokens > 0, share > 0);
+    EXPECT_EQ(sink->last().placement->gpu_streamed_tokens > 0, share < 1);
   }
   EXPECT_EQ(first.size(), 48u);
 }
@@ -352,6 +357,32 @@ TEST(EngineTest, MoreThanTheCacheHoldsIsPausedOrReadAgainNotLost) {
     EXPECT_EQ(sink->tokens().size(), 700u);
   }
   EXPECT_EQ(engine->state().moved_bytes_total, 0);
+}
+
+TEST(EngineTest, AShortChatDoesNotWaitForTheLinkOfALongOne) {
+  EngineOptions options = DemoOptions();
+  options.link_bytes_per_s = 4e6;  // A step of the long one takes some hundred milliseconds.
+  options.retention = false;
+  const auto engine = MakeEngine(options);
+  SetShare(*engine, 0, 1);
+  const std::string prose = testing::ReadText(kDemo + "/prose.txt");
+  const auto start = [&](const std::string& text, int64_t max_tokens) {
+    GenerateRequest request = TextRequest(text, max_tokens);
+    request.stopping.ignore_eos = true;
+    auto sink = std::make_shared<CollectSink>();
+    EXPECT_TRUE(engine->Submit(request, sink).ok());
+    return sink;
+  };
+  const auto long_one = start(PlantedProse(prose, 14000, RandomHarborCodes(1, 1)), 1000);
+  ASSERT_TRUE(long_one->AwaitTokens(2));
+  const size_t before = long_one->tokens().size();
+  const auto chat = start("Fellow citizens of the Senate", 60);
+  ASSERT_TRUE(chat->Await());
+  EXPECT_EQ(chat->tokens().size(), 60u) << chat->status();
+  ASSERT_TRUE(chat->last().placement.has_value());
+  EXPECT_EQ(chat->last().placement->gpu_streamed_tokens, 0);
+  const size_t meanwhile = long_one->tokens().size() - before;
+  EXPECT_LE(meanwhile, 20u);  // One for one if the chat took part in the other's steps only
 }
 
 TEST(EngineTest, AReadPromptReportsProgressAndACancelEndsIt) {
