@@ -30,6 +30,7 @@ struct Flags {
   std::string listen = "127.0.0.1:50051";
   std::string control_listen = "127.0.0.1:50052";
   std::string metrics_listen = "127.0.0.1:9464";
+  std::string metrics_compat = "none";
   std::string worker_id;
   std::string vram_budget;
   std::string host_budget;
@@ -152,6 +153,9 @@ void AddServiceOptions(CLI::App& app, Flags& flags) {
       ->group("Service");
   app.add_option("--metrics-listen", flags.metrics_listen,
                  "Prometheus metrics: host:port; empty: none")
+      ->group("Service");
+  app.add_option("--metrics-compat", flags.metrics_compat,
+                 "none, or vllm: the common metrics under vLLM's names too")
       ->group("Service");
   app.add_option("--worker-id", flags.worker_id, "Default: host name and process id")
       ->group("Service");
@@ -359,6 +363,8 @@ absl::StatusOr<WorkerConfig> Check(const Flags& flags) {
   config.listen = flags.listen;
   config.control_listen = flags.control_listen;
   config.metrics_listen = flags.metrics_listen;
+  RETURN_IF_ERROR(Choose("--metrics-compat", flags.metrics_compat,
+                         {{"none", false}, {"vllm", true}}, &config.vllm_metrics));
   config.worker_id = flags.worker_id;
   RETURN_IF_ERROR(
       Take("--max-request-size", ParseByteSize(flags.max_request_size), &config.max_request_bytes));
@@ -405,6 +411,8 @@ ParsedConfig ParseWorkerConfig(std::vector<std::string> arguments) {
   app.set_version_flag("--version", absl::StrCat("writescope-worker ", kVersion));
   app.option_defaults()->always_capture_default();
   app.set_config("--config", "", "Reads options from a file, as --print-config writes them");
+  // Otherwise a misspelt key of the file would be a setting that silently is not made.
+  app.allow_config_extras(CLI::config_extras_mode::error);
   AddModelOptions(app, flags);
   AddSplitOptions(app, flags);
   AddServiceOptions(app, flags);

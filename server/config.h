@@ -18,7 +18,8 @@ struct WorkerConfig {
   std::string listen = "127.0.0.1:50051";
   std::string control_listen = "127.0.0.1:50052";
   std::string metrics_listen = "127.0.0.1:9464";
-  std::string worker_id;  // Empty: host name and process id
+  bool vllm_metrics = false;  // vLLM's names too.
+  std::string worker_id;      // Empty: host name and process id
   int64_t max_request_bytes = int64_t{64} << 20;
   // A client further behind than this loses its stream, and after the limit its connection.
   int64_t stream_buffer_bytes = kMiB;

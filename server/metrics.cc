@@ -1,9 +1,13 @@
 #include "server/metrics.h"
 
 #include <cmath>
+#include <iterator>
+#include <optional>
 #include <string>
 
 #include "absl/strings/ascii.h"
+#include "server/cgroup_stats.h"
+#include "server/vllm_metrics.h"
 
 namespace writescope::server {
 namespace {
@@ -28,7 +32,7 @@ constexpr std::array<const char*, 4> kRejections = {"queue_full", "draining", "c
 }  // namespace
 
 WorkerMetrics::WorkerMetrics(const MetricsInfo& info, const EngineSlot* slot)
-    : slot_(slot), registry_("writescope", {{"model", info.model}}) {
+    : slot_(slot), vllm_names_(info.vllm_names), registry_("writescope", {{"model", info.model}}) {
   MakeRequestMetrics();
   MakeCacheMetrics();
   MakeShareMetrics();
@@ -168,6 +172,16 @@ void WorkerMetrics::MakeProcessMetrics(const MetricsInfo& info) {
       "repaired_text_total", "Outgoing texts that were not whole UTF-8 and had to be repaired.");
   dropped_telemetry_ = &registry_.Counter("telemetry_dropped_total",
                                           "Step messages lost because a watcher was slow.");
+  cpu_periods_ = &registry_.Counter("cpu_periods_total",
+                                    "Periods of the control group's CPU quota; 0 without a quota.");
+  throttled_periods_ =
+      &registry_.Counter("cpu_throttled_periods_total", "Those in which the quota paused threads.");
+  cpu_quota_ =
+      &registry_.Gauge("cpu_quota_cores", "CPU quota of the control group; 0 without one.");
+  memory_used_ = &registry_.Gauge("cgroup_memory_used_bytes",
+                                  "Memory of the control group, less page cache to be dropped.");
+  memory_limit_ =
+      &registry_.Gauge("cgroup_memory_limit_bytes", "Limit of the control group; 0 without one.");
   cpu_workers_ = &registry_.Gauge("worker_threads", "Threads of the CPU's attention.");
   link_pace_ =
       &registry_.Gauge("link_pace_bytes_per_second", "Pace of the simulated link; 0 without one.");
@@ -244,13 +258,32 @@ std::vector<prometheus::MetricFamily> WorkerMetrics::Collect() const {
   if (const runtime::Engine* engine = slot_->engine()) {
     Refresh(*engine);
   }
-  return registry_.Collect();
+  RefreshCgroup();
+  std::vector<prometheus::MetricFamily> families = registry_.Collect();
+  if (vllm_names_) {
+    std::vector<prometheus::MetricFamily> theirs = VllmMetrics(families);
+    families.insert(families.end(), std::make_move_iterator(theirs.begin()),
+                    std::make_move_iterator(theirs.end()));
+  }
+  return families;
+}
+
+void WorkerMetrics::RefreshCgroup() const {
+  absl::MutexLock lock(&refresh_mutex_);
+  const std::optional<CgroupStats> stats = ReadCgroupStats();
+  if (!stats.has_value()) return;
+  cpu_periods_->AdvanceTo(stats->cpu_periods_total);
+  throttled_periods_->AdvanceTo(stats->cpu_throttled_periods_total);
+  cpu_quota_->Set(stats->cpu_quota_cores);
+  memory_used_->Set(stats->memory_used_bytes);
+  memory_limit_->Set(stats->memory_limit_bytes);
 }
 
 void WorkerMetrics::Refresh(const runtime::Engine& engine) const {
+  // Before the totals are read: of two scrapes at once the later would find them fallen.
+  absl::MutexLock lock(&refresh_mutex_);
   const runtime::EngineState state = engine.state();
   const runtime::ShareState share = engine.share();
-  absl::MutexLock lock(&refresh_mutex_);
   running_->Set(state.running_requests);
   waiting_->Set(state.waiting_requests);
   prompt_tokens_->AdvanceTo(static_cast<double>(state.prompt_tokens_total));

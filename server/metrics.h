@@ -29,6 +29,7 @@ struct MetricsInfo {
   std::string device;
   std::string version;
   std::string kv_dtype;
+  bool vllm_names = false;  // The common ones under vLLM's names too.
 };
 
 // Thread-safe. Collect() reads the engine's totals, so a scrape is as fresh as its moment.
@@ -62,11 +63,13 @@ class WorkerMetrics : public prometheus::Collectable {
   void MakeShareMetrics();
   void MakeProcessMetrics(const MetricsInfo& info);
   void Refresh(const runtime::Engine& engine) const;
+  void RefreshCgroup() const;
   void RefreshCache(const runtime::EngineState& state) const;
   void RefreshShare(const runtime::EngineState& state, const runtime::ShareState& share) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(refresh_mutex_);
 
   const EngineSlot* const slot_;
+  const bool vllm_names_;
   mutable GuardedRegistry registry_;
 
   // Requests.
@@ -127,6 +130,11 @@ class WorkerMetrics : public prometheus::Collectable {
   GuardedCounter* nan_logits_;
   GuardedCounter* repaired_text_;
   GuardedCounter* dropped_telemetry_;
+  GuardedCounter* cpu_periods_;
+  GuardedCounter* throttled_periods_;
+  GuardedGauge* cpu_quota_;
+  GuardedGauge* memory_used_;
+  GuardedGauge* memory_limit_;
   GuardedGauge* cpu_workers_;
   GuardedGauge* link_pace_;
   GuardedGauge* link_simulated_;

@@ -41,7 +41,8 @@ Worker::Worker(WorkerConfig config) : config_(std::move(config)), pool_(kPoolThr
       MetricsInfo{.model = ModelName(config_.engine.model_dir),
                   .device = config_.engine.device == runtime::DeviceKind::kCuda ? "cuda" : "cpu",
                   .version = kVersion,
-                  .kv_dtype = config_.engine.kv_dtype == KvDtype::kBf16 ? "bf16" : "f32"},
+                  .kv_dtype = config_.engine.kv_dtype == KvDtype::kBf16 ? "bf16" : "f32",
+                  .vllm_names = config_.vllm_metrics},
       &slot_);
   generation_ = std::make_unique<GenerationServiceImpl>(
       &slot_, metrics_.get(), &pool_, &pump_,

@@ -136,9 +136,13 @@ void AddStatus(CLI::App& app, Action* action) {
   });
   auto service = std::make_shared<std::string>("writescope.v1.GenerationService");
   CLI::App* health = app.add_subcommand("health", "Exits with 0 when the worker serves");
-  health->add_option("--service", *service, "Full name; empty asks about the process");
+  auto process = std::make_shared<bool>(false);
+  health->add_option("--service", *service, "Full name");
+  // An empty --service= would be no value to CLI11.
+  health->add_flag("--process", *process, "Asks whether the process lives, whatever it serves");
   health->callback([=] {
-    *action = {[=](const ClientOptions& client) { return RunHealth(client, *service); }};
+    *action = {
+        [=](const ClientOptions& client) { return RunHealth(client, *process ? "" : *service); }};
   });
 }
 

@@ -127,6 +127,7 @@ TEST_F(CliTest, TokensInfoAndHealth) {
   EXPECT_EQ(Client({"detokenize"}, "104,105").output, "hi\n");
   EXPECT_THAT(Client({"info"}).output, HasSubstr("FakeForCausalLM"));
   EXPECT_EQ(Client({"health"}).output, "SERVING\n");
+  EXPECT_EQ(Client({"health", "--process"}).output, "SERVING\n");
   EXPECT_EQ(Client({"health", "--service", "no.such.Service"}).exit_code, 3);
 }
 

@@ -35,6 +35,7 @@ TEST(WorkerConfig, EveryFlagDoesSomething) {
                                                       "--listen=0.0.0.0:1",
                                                       "--control-listen=unix:/tmp/c.sock",
                                                       "--metrics-listen=[::1]:9",
+                                                      "--metrics-compat=vllm",
                                                       "--worker-id=w",
                                                       "--host-budget=1.5GiB",
                                                       "--kv-dtype=f32",
@@ -68,6 +69,7 @@ TEST(WorkerConfig, EveryFlagDoesSomething) {
   EXPECT_EQ(config.listen, "0.0.0.0:1");
   EXPECT_EQ(config.control_listen, "unix:/tmp/c.sock");
   EXPECT_EQ(config.metrics_listen, "[::1]:9");
+  EXPECT_TRUE(config.vllm_metrics);
   EXPECT_EQ(config.worker_id, "w");
   EXPECT_EQ(config.engine.host_budget_bytes, 3 * kGiB / 2);
   EXPECT_EQ(config.engine.kv_dtype, KvDtype::kF32);
@@ -120,6 +122,7 @@ TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
                         Case{"--listen=nowhere", "'nowhere'"},
                         Case{"--listen=127.0.0.1:70000", "70000"},
                         Case{"--metrics-listen=unix:/tmp/x", "--metrics-listen"},
+                        Case{"--metrics-compat=tgi", "'tgi'"},
                         Case{"--drain-timeout=-1s", "--drain-timeout"},
                         Case{"--log-level=loud", "'loud'"},
                         Case{"--machine-profile=/no/such/file", "--machine-profile"},
@@ -158,6 +161,16 @@ TEST(WorkerConfig, PrintedConfigReadsBack) {
   EXPECT_FALSE(read.config->engine.retention);
   EXPECT_TRUE(read.config->engine.prefix_cache);
   EXPECT_EQ(read.config->engine.vram_budget_bytes, 40 * kMiB);
+}
+
+TEST(WorkerConfig, AFileWithAnUnknownKeyIsRefused) {
+  const std::string path = ::testing::TempDir() + "/misspelt.toml";
+  std::ofstream(path) << "model=\"m\"\nvram-budget=\"40MiB\"\nmax-sequencess=3\n";
+  const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+  std::remove(path.c_str());
+  EXPECT_FALSE(read.config.has_value());
+  EXPECT_EQ(read.exit_code, 2);
+  EXPECT_NE(read.message.find("max-sequencess"), std::string::npos) << read.message;
 }
 
 }  // namespace

@@ -21,15 +21,20 @@ const char* const kNames[] = {
     "writescope_build_info",
     "writescope_cached_prompt_tokens_total",
     "writescope_cancel_latency_seconds",
+    "writescope_cgroup_memory_limit_bytes",
+    "writescope_cgroup_memory_used_bytes",
     "writescope_config_info",
     "writescope_controller_last_update_age_seconds",
     "writescope_controller_lease_active",
     "writescope_controller_lease_seconds",
+    "writescope_cpu_periods_total",
+    "writescope_cpu_quota_cores",
     "writescope_cpu_share_generation",
     "writescope_cpu_share_max_ratio",
     "writescope_cpu_share_min_ratio",
     "writescope_cpu_share_ratio",
     "writescope_cpu_share_target_ratio",
+    "writescope_cpu_throttled_periods_total",
     "writescope_decode_time_seconds",
     "writescope_engine_healthy",
     "writescope_failed_steps_total",
@@ -127,6 +132,19 @@ TEST_F(MetricsTest, FollowTheEngine) {
   }
   // Totals are added once, however often they are scraped.
   ExpectLine(MetricsText(), ("writescope_generation_tokens_total{model=\"fake\"} 7"));
+}
+
+TEST_F(MetricsTest, VllmNamesComeOnRequest) {
+  Start({}, [](WorkerConfig& config) {
+    config.metrics_listen = "127.0.0.1:0";
+    config.vllm_metrics = true;
+  });
+  v1::GenerateRequest request = TextRequest("12345");
+  request.mutable_stopping()->set_max_tokens(3);
+  ASSERT_TRUE(Generate(request).status.ok());
+  const std::string text = Scrape(worker_->metrics_address());
+  ExpectLine(text, "vllm:prompt_tokens_total{model_name=\"fake\",engine=\"0\"} 5");
+  ExpectLine(text, "writescope_prompt_tokens_total{model=\"fake\"} 5");
 }
 
 TEST_F(MetricsTest, NothingFromTheEnginePoisonsThem) {
