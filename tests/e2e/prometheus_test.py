@@ -5,21 +5,16 @@ usage: prometheus_test.py --worker=PROGRAM --controller=PROGRAM --client=PROGRAM
 Ends with 77, a skip, where Debian's package of Prometheus cannot be had.
 """
 import argparse
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.parse
 import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import programs
+from prometheus_server import Prometheus, find_prometheus
 
-SKIP = 77
 CONFIG = """
 global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}
 scrape_configs:
@@ -28,68 +23,6 @@ scrape_configs:
 - job_name: controller
   static_configs: [{{targets: ['{controller}']}}]
 """
-
-
-def find_prometheus(work):
-    """The server's path: installed, unpacked by an earlier run, or unpacked now. No service starts."""
-    unpacked = os.path.join(work, "package", "usr", "bin", "prometheus")
-    for path in (shutil.which("prometheus"), unpacked):
-        if path and os.path.exists(path):
-            return path
-    os.makedirs(work, exist_ok=True)
-    log = []
-    # Package lists may be missing or old, and refreshing them takes root.
-    for command in (["apt-get", "-qq", "download", "prometheus"], ["apt-get", "-qq", "update"],
-                    ["apt-get", "-qq", "download", "prometheus"]):
-        try:
-            done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=120)
-            log.append(f"{' '.join(command)}: {done.stdout}{done.stderr}")
-        except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-            log.append(f"{' '.join(command)}: {error}")
-        found = [n for n in os.listdir(work) if n.startswith("prometheus_") and n.endswith(".deb")]
-        if found:
-            subprocess.run(["dpkg", "-x", found[0], "package"], cwd=work, check=True)
-            return unpacked
-    print("SKIPPED: NO PROMETHEUS SERVER. Nothing here was tested. It is not installed, and:\n"
-          + "\n".join(log), file=sys.stderr)
-    sys.exit(SKIP)
-
-
-class Prometheus(programs.Program):
-    def __init__(self, path, work, targets):
-        config = os.path.join(work, "prometheus.yml")
-        with open(config, "w", encoding="utf-8") as file:
-            file.write(CONFIG.format(**targets))
-        data = os.path.join(work, "data")
-        shutil.rmtree(data, ignore_errors=True)
-        self.port = programs.free_port()
-        super().__init__("prometheus", [
-            path, f"--config.file={config}", f"--storage.tsdb.path={data}",
-            f"--web.listen-address=127.0.0.1:{self.port}"])
-        self.await_line("Server is ready to receive web requests")
-
-    def query(self, promql):
-        """{labels as a string: value} of an instant query."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": promql})
-        try:
-            with urllib.request.urlopen(url, timeout=10) as reply:
-                answer = json.load(reply)
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{promql}: {error} {error.read()[:500]}") from error
-        assert answer["status"] == "success", answer
-        result = answer["data"]["result"]
-        return {",".join(f"{k}={v}" for k, v in sorted(r["metric"].items())): float(r["value"][1])
-                for r in result}
-
-    def await_query(self, promql, holds, limit_s=20):
-        """The first answer of which `holds` is true."""
-        end, answer = time.monotonic() + limit_s, None
-        while time.monotonic() < end:
-            answer = self.query(promql)
-            if holds(answer):
-                return answer
-            time.sleep(0.2)
-        raise AssertionError(f"{promql} stayed at {answer}\n{self.output()}")
 
 
 def scrape(address, name):
@@ -167,7 +100,10 @@ def main():
                                "--cut=planned") as worker:
         with programs.start_controller(os.path.dirname(options.controller), worker) as controller:
             targets = {"worker": worker.metrics, "controller": controller.metrics}
-            with Prometheus(server, options.work, targets) as prometheus:
+            config = os.path.join(options.work, "prometheus.yml")
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(CONFIG.format(**targets))
+            with Prometheus(server, options.work, config) as prometheus:
                 check(options, prometheus, worker, controller)
     print("passed")
 
