@@ -9,7 +9,7 @@ import re
 SOURCE_FOLDERS = ("proto", "server", "engine", "controller", "deploy", "tests", "docker")
 SKIPPED_FOLDERS = ("build", "__pycache__", "testdata", "node_modules")
 CODE_SUFFIXES = (".h", ".cc", ".cu", ".in")
-TEXT_SUFFIXES = CODE_SUFFIXES + (".py", ".sh", ".txt", ".cmake", ".proto")
+TEXT_SUFFIXES = CODE_SUFFIXES + (".py", ".sh", ".txt", ".cmake", ".proto", ".yml", ".yaml", ".conf", "Dockerfile")
 MAX_LINES = 500
 
 # Files over MAX_LINES and their size: they may shrink, and nothing is added here.
@@ -113,7 +113,7 @@ def _read(path):
 
 def source_files(root):
     """Paths from `root`, with forward slashes, of all text files that the rules are about."""
-    found = [n for n in ("CMakeLists.txt",) if os.path.isfile(os.path.join(root, n))]
+    found = [n for n in ("CMakeLists.txt", "docker-compose.yml") if os.path.isfile(os.path.join(root, n))]
     for top in SOURCE_FOLDERS:
         for folder, subfolders, files in os.walk(os.path.join(root, top)):
             subfolders[:] = sorted(s for s in subfolders if s not in SKIPPED_FOLDERS)

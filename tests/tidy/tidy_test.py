@@ -63,6 +63,9 @@ PLANTED = {
     "throw": ("engine/base/log.cc", "+void F() { throw 1; }\n", "throw"),
     "open end": ("deploy/start.sh", "+# TO" "DO: more\n", "open-end"),
     "open end in a test": ("tests/engine/base/log_test.cc", "+// FIX" "ME\n", "open-end"),
+    "long manifest": ("deploy/kubernetes/base/worker.yaml", "a: 1\n" * 501, "file-length"),
+    "open end in a Dockerfile": ("docker/Dockerfile", "# TO" "DO: pin\n", "open-end"),
+    "open end in the compose file": ("docker-compose.yml", "# FIX" "ME\n", "open-end"),
     "long file": ("engine/base/log.cc", "int a;\n" * 501, "file-length"),
     "target attribute":
         ("engine/kernels/gemm.cc", "+__attribute__((target(\"avx2\"))) void F();\n", "isa"),
