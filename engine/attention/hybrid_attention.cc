@@ -153,6 +153,14 @@ void HybridAttention::AttendResident(const StepAttention& step, int layer, const
                        .out = out});
 }
 
+void HybridAttention::Meanwhile(const Between& between,
+                                const std::function<bool()>& waiting) const {
+  if (!between) return;
+  // What does not come at all is noticed by the bounded wait that follows.
+  const double until_s = device::NowSeconds() + absl::ToDoubleSeconds(options_.wait_limit) / 4;
+  between([&] { return waiting() && device::NowSeconds() < until_s; });
+}
+
 absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::AttendState& state,
                                           const Between& between) {
   const StepAttention& attention = *step_.attention;
@@ -164,8 +172,7 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::
   device::Event landed;
   const auto attend = [&] {
     if (spans.empty()) return;
-    // Behind a wait on its queue the device would do nothing else until the wave is there.
-    if (between) between([&landed] { return !landed.Done(); });
+    Meanwhile(between, [&landed] { return !landed.Done(); });
     compute.WaitFor(landed);
     TimedAttend({.kv = options_.geometry,
                  .num_heads = options_.num_heads,
@@ -183,7 +190,7 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::
     num_waves = 0;
   };
   while (true) {
-    if (between) between([this] { return !pump_->HasWave(); });
+    Meanwhile(between, [this] { return !pump_->HasWave(); });
     const std::optional<Wave> wave = pump_->NextWave();
     if (!wave.has_value()) {
       return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",
@@ -217,7 +224,7 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
   }
   AttendOnDevice(attention, layer, q, state, /*timed=*/true);
   RETURN_IF_ERROR(AttendWaves(layer, q, state, between));
-  if (between) between([this, layer] { return CpuAtWork(layer); });
+  Meanwhile(between, [this, layer] { return CpuAtWork(layer); });
   if (step_.handoff) {
     compute.RecordTime(&times.device_done_s);
     compute.WaitFlag(&cpu_->flags()[layer].cpu_done, step_.epoch, options_.wait_limit);

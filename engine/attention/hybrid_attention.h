@@ -76,7 +76,8 @@ class HybridAttention {
   // look at it when the caller has given up.
   void BeginStep(StepAttention step, const SharePlan& plan);
   // Other work for the device in time that it would spend waiting: may be called any number of
-  // times inside AttendLayer, and returns soon after `still_waiting` has become false.
+  // times inside AttendLayer, and returns soon after `still_waiting` has become false, not before.
+  // While it is given nothing waits on the device's queue, where it would hold the other work up.
   using Between = std::function<void(const std::function<bool()>& still_waiting)>;
   // Submits the layer's attention; q is device [rows, num_heads, k_dim], out activations.
   // DEADLINE_EXCEEDED when the pump delivers nothing.
@@ -123,6 +124,8 @@ class HybridAttention {
   // The waves of the layer, as the pump delivers them.
   absl::Status AttendWaves(int layer, const float* q, const ops::AttendState& state,
                            const Between& between);
+  // Other work while `waiting` holds.
+  void Meanwhile(const Between& between, const std::function<bool()>& waiting) const;
   void TimedAttend(const ops::AttendArgs& args);
   AttentionStats CollectStats(double begin_s, double end_s) const;
   void CollectHandoff(const LayerProgress& progress, const LayerTimes& times,

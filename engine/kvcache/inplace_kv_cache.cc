@@ -111,7 +111,7 @@ int InplaceKvCache::AddSequence(int64_t expected_blocks) {
     s = Sequence();
     s.in_use = true;
     s.expected_blocks = expected_blocks;
-    s.device_quota = DeviceQuotaBlocks(expected_blocks, blocks_.Fill());
+    s.device_quota = DeviceQuotaFor(expected_blocks, blocks_.Fill());
     return static_cast<int>(slot);
   }
   return -1;
@@ -172,7 +172,7 @@ void InplaceKvCache::RemoveSequence(int slot) {
 int InplaceKvCache::AllocateBlock(Sequence& s) {
   const int previous = s.block_ids.empty() ? -1 : s.block_ids.back();
   const int id = blocks_.Allocate({.device_blocks = s.device_blocks,
-                                   .device_quota_blocks = s.device_quota,
+                                   .device_quota = s.device_quota,
                                    .host_after_spilled_blocks = options_.host_after_spilled_blocks},
                                   previous);
   if (id < 0) return -1;

@@ -149,7 +149,7 @@ class InplaceKvCache {
     bool in_use = false;
     int64_t length = 0;
     int64_t expected_blocks = 0;
-    int64_t device_quota = 0;
+    DeviceQuota device_quota;
     int64_t device_blocks = 0;
     std::vector<int> block_ids;  // Of full units, in order; the last may be pending
     std::vector<PendingCommit> pending;

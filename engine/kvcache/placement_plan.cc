@@ -5,24 +5,33 @@
 namespace writescope::kvcache {
 namespace {
 
+// The part of the device region that is kept for short sequences, and how many of the longest of
+// them fit there.
+constexpr int64_t kShortReserveDivisor = 16;
+constexpr int64_t kShortOfReserve = 4;
+
 size_t At(RegionKind kind) { return static_cast<size_t>(kind); }
 
 }  // namespace
 
-int64_t DeviceQuotaBlocks(int64_t expected_blocks, const RegionFill& fill) {
-  const int64_t device_available = fill.available[At(RegionKind::kDevice)];
-  if (expected_blocks <= device_available) return expected_blocks;
+DeviceQuota DeviceQuotaFor(int64_t expected_blocks, const RegionFill& fill) {
+  const int64_t reserve = fill.capacity[At(RegionKind::kDevice)] / kShortReserveDivisor;
+  const bool is_short = expected_blocks <= reserve / kShortOfReserve;
+  const int64_t keep_free = is_short ? 0 : reserve;
+  const int64_t device_available =
+      std::max<int64_t>(0, fill.available[At(RegionKind::kDevice)] - keep_free);
+  if (expected_blocks <= device_available) return {expected_blocks, keep_free};
   int64_t total_capacity = 0;
   for (const int64_t capacity : fill.capacity) total_capacity += capacity;
   const int64_t device_capacity = fill.capacity[At(RegionKind::kDevice)];
   const int64_t proportional =
       total_capacity == 0 ? 0 : expected_blocks * device_capacity / total_capacity;
-  return std::min(device_available, std::max(proportional, device_available * 3 / 4));
+  return {std::min(device_available, std::max(proportional, device_available * 3 / 4)), keep_free};
 }
 
 bool ChooseRegion(const PlacementRequest& request, const RegionFill& fill, RegionKind* kind) {
-  if (request.device_blocks < request.device_quota_blocks &&
-      fill.available[At(RegionKind::kDevice)] > 0) {
+  if (request.device_blocks < request.device_quota.blocks &&
+      fill.available[At(RegionKind::kDevice)] > request.device_quota.keep_free) {
     *kind = RegionKind::kDevice;
     return true;
   }

@@ -14,14 +14,21 @@ struct RegionFill {
   std::array<int64_t, kNumRegions> available{};  // Free, or freed by evicting what nobody uses
 };
 
-// How many of a sequence's blocks may lie in the device region. A sequence that fits there whole
-// gets it whole (a short chat must not wait for the link); a larger one gets three quarters of what
-// is available, at least its proportional part, so that the next one finds room too.
-int64_t DeviceQuotaBlocks(int64_t expected_blocks, const RegionFill& fill);
+// How much of the device region a sequence may have. Blocks.
+struct DeviceQuota {
+  int64_t blocks = 0;     // At most
+  int64_t keep_free = 0;  // Left to others, also within `blocks`
+};
+
+// A sequence that fits into the device region whole gets it whole; a larger one gets three quarters
+// of what is available, at least its proportional part, so that the next one finds room too. A
+// sixteenth of the region is kept for short sequences, of which at least four fit there: beside
+// long ones that have taken all else, a chat must not wait for the link.
+DeviceQuota DeviceQuotaFor(int64_t expected_blocks, const RegionFill& fill);
 
 struct PlacementRequest {
-  int64_t device_blocks = 0;        // Of the sequence, there already
-  int64_t device_quota_blocks = 0;  // From DeviceQuotaBlocks
+  int64_t device_blocks = 0;  // Of the sequence, there already
+  DeviceQuota device_quota;
   // Spilled blocks of all sequences below which nothing goes to `host`: while little is spilled the
   // best share is near 0, and bytes that only the CPU reads would slow each step.
   int64_t host_after_spilled_blocks = 0;

@@ -10,6 +10,8 @@
 namespace writescope::runtime {
 namespace {
 
+// Between two looks at what a hybrid step waits for.
+constexpr absl::Duration kBetweenNap = absl::Microseconds(20);
 // Device blocks that retained copies leave free, as a fraction of the region.
 constexpr int64_t kRetainKeepFreeDivisor = 16;
 
@@ -129,19 +131,20 @@ bool StepLoop::RunResident(const std::vector<ActiveRequest*>& requests) {
 
 void StepLoop::StepResidentBetween(std::vector<ActiveRequest*>& resident, ResidentPacer& pacer,
                                    const std::function<bool()>& still_waiting) {
-  while (!resident.empty() && still_waiting()) {
+  while (still_waiting()) {
     const double now_s = device::NowSeconds();
-    if (!pacer.MayStep(now_s)) return;
+    if (resident.empty() || !pacer.MayStep(now_s)) {
+      absl::SleepFor(kBetweenNap);
+      continue;
+    }
     // Sequences that ended, or whose next block found no room on the device, wait for the step's
     // end.
     std::erase_if(resident, [&](ActiveRequest* request) {
       return request->finish().has_value() || errors_.contains(request->id()) ||
              request->control().cancelled.load() || !runner_.IsResident(request->slot);
     });
-    if (resident.empty() || !RunResident(resident)) {
-      resident.clear();
-      return;
-    }
+    if (resident.empty()) continue;
+    if (!RunResident(resident)) resident.clear();
     pacer.AddStep(device::NowSeconds() - now_s);
   }
 }

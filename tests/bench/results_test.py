@@ -26,7 +26,7 @@ ROWS = {
     "cpu_attention": {"model": str, "isa": str, "context_tokens": int, "threads": int,
                       "gbps": float, "dram_read_gbps": float, "link_busy": bool},
 }
-ROWS["throttle"] = ROWS["retention"] = ROWS["decode"]
+ROWS["throttle"] = ROWS["retention"] = ROWS["chat"] = ROWS["decode"]
 SPILLED_LABEL_BYTES = 2 << 30
 
 

@@ -14,7 +14,9 @@
 #include "engine/model/weights.h"
 #include "engine/runtime/accelerator.h"
 #include "engine/runtime/rate_probe.h"
+#include "engine/runtime/resident_pacer.h"
 #include "engine/runtime/sampler.h"
+#include "tests/bench/raw_read.h"
 
 #if WRITESCOPE_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -56,6 +58,14 @@ void FillHost(std::span<std::byte> memory, std::span<const std::byte> pattern) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// What was read goes somewhere, or the compiler would leave the reading out.
+volatile uint64_t read_sum;
+
+void ReadPlainly(const std::byte* data, int64_t size_bytes) {
+  const auto read = DetectedCpuIsa() >= CpuIsa::kAvx512 ? RawReadAvx512 : RawReadPlain;
+  read_sum = read(data, size_bytes);
+}
+
 ops::WeightFormat ExpertFormat(const runtime::EngineOptions& options) {
   return options.weights == runtime::WeightsFormat::kInt4 ? ops::WeightFormat::kInt4
                                                           : ops::WeightFormat::kSource;
@@ -80,10 +90,12 @@ absl::StatusOr<std::unique_ptr<BenchRig>> BenchRig::Create(const runtime::Engine
                                     footprint));
   const runtime::EngineOptions& options = rig->sized_.options;
   ASSIGN_OR_RETURN(rig->device_, runtime::CreateDevice(options));
-  const int64_t host_bytes = rig->sized_.plan.host_total_bytes;
-  ASSIGN_OR_RETURN(rig->profile_,
-                   runtime::ProbeRates(
-                       *rig->device_, runtime::ProbeOptionsFor(options, rig->config_, host_bytes)));
+  runtime::RateProbeOptions probe =
+      runtime::ProbeOptionsFor(options, rig->config_, rig->sized_.plan.host_total_bytes);
+  ASSIGN_OR_RETURN(rig->profile_, runtime::ProbeRates(*rig->device_, probe));
+  probe.read = &ReadPlainly;
+  ASSIGN_OR_RETURN(const roofline::MachineProfile raw, runtime::ProbeRates(*rig->device_, probe));
+  rig->raw_rates_ = raw.rates;
   const int max_tokens = std::max(options.prefill_chunk_tokens, options.max_sequences);
   ASSIGN_OR_RETURN(
       rig->ops_,
@@ -136,10 +148,10 @@ absl::Status BenchRig::FillRegions() {
   return device_->upload().Record().Wait(absl::Minutes(2));
 }
 
-absl::Status BenchRig::AddFilled(int batch, int64_t context) {
+absl::Status BenchRig::AddFilled(int batch, int64_t context, int64_t more_blocks) {
   const int64_t chunk = sized_.options.prefill_chunk_tokens;
   for (int i = 0; i < batch; ++i) {
-    const int slot = cache().AddSequence(CeilDiv(context, kBlockTokens) + 1);
+    const int slot = cache().AddSequence(CeilDiv(context, kBlockTokens) + more_blocks);
     if (slot < 0) return absl::ResourceExhaustedError("no slot for another sequence");
     slots_.push_back(slot);
     // Whole blocks only: the open tail begins with the first decoded token.
@@ -212,28 +224,69 @@ void BenchRig::RemoveFirst() {
   next_tokens_.erase(next_tokens_.begin());
 }
 
-absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, bool retain) {
+void BenchRig::MoveLastToFront() {
+  std::rotate(slots_.begin(), slots_.end() - 1, slots_.end());
+  std::rotate(next_tokens_.begin(), next_tokens_.end() - 1, next_tokens_.end());
+}
+
+absl::StatusOr<StepTiming> BenchRig::Step(size_t first, size_t count,
+                                          const runtime::StepOptions& options) {
   const std::vector<TokenId> tokens = next_tokens_;
   std::vector<runtime::StepSlice> slices;
-  for (size_t i = 0; i < slots_.size(); ++i) {
+  std::vector<int> slots;
+  for (size_t i = first; i < first + count; ++i) {
+    slots.push_back(slots_[i]);
     slices.push_back({.slot = slots_[i], .tokens = std::span(tokens).subspan(i, 1)});
   }
   const auto sample = [&](int slice, int64_t, std::span<const float> logits) {
-    next_tokens_[static_cast<size_t>(slice)] = runtime::ArgMax(logits);
+    next_tokens_[first + static_cast<size_t>(slice)] = runtime::ArgMax(logits);
   };
   StepTiming timing;
   int full_slice = -1;
   const double began_s = device::NowSeconds();
-  if (SpilledBytes() == 0) {
+  if (runner_->SpilledBytes(slots) == 0) {
     RETURN_IF_ERROR(runner_->RunResident(slices, sample, &full_slice));
   } else {
     ASSIGN_OR_RETURN(const runtime::StepResult result,
-                     runner_->Run(slices, {.share = share, .retain_keep_free = retain ? 0 : -1},
-                                  sample, &full_slice));
+                     runner_->Run(slices, options, sample, &full_slice));
     timing.attention = result.attention;
   }
   timing.step_s = device::NowSeconds() - began_s;
   return timing;
+}
+
+absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, bool retain) {
+  return Step(0, slots_.size(), {.share = share, .retain_keep_free = retain ? 0 : -1});
+}
+
+absl::StatusOr<StepTiming> BenchRig::DecodeFrom(int first, const attention::SharePlan& share) {
+  return Step(static_cast<size_t>(first), slots_.size() - static_cast<size_t>(first),
+              {.share = share});
+}
+
+absl::StatusOr<BenchRig::BesideTiming> BenchRig::DecodeBeside(const attention::SharePlan& share) {
+  BesideTiming beside;
+  absl::Status first_status;
+  runtime::ResidentPacer pacer(device::NowSeconds());
+  runtime::StepOptions options{.share = share};
+  options.between = [&](const std::function<bool()>& still_waiting) {
+    while (still_waiting()) {
+      if (!first_status.ok() || !pacer.MayStep(device::NowSeconds())) {
+        absl::SleepFor(absl::Microseconds(20));
+        continue;
+      }
+      const absl::StatusOr<StepTiming> timing =
+          runner_->IsResident(slots_[0]) ? Step(0, 1, {})
+                                         : absl::InternalError("the first sequence has spilled");
+      first_status = timing.status();
+      if (timing.ok()) pacer.AddStep(timing->step_s);
+    }
+  };
+  ASSIGN_OR_RETURN(beside.step, Step(1, slots_.size() - 1, options));
+  RETURN_IF_ERROR(first_status);
+  beside.first_s = pacer.spent_s();
+  beside.first_steps = pacer.num_steps();
+  return beside;
 }
 
 }  // namespace writescope::bench

@@ -33,6 +33,8 @@ class BenchRig {
   const model::ModelConfig& config() const { return config_; }
   device::Device& device() { return *device_; }
   const roofline::MachineProfile& profile() const { return profile_; }
+  // By plain reading in place of attention: what memory and link would allow.
+  const roofline::Rates& raw_rates() const { return raw_rates_; }
   kvcache::InplaceKvCache& cache() { return runner_->cache(); }
 
   // In use on the device, as its driver says (on the CPU device: as it counts itself), and the
@@ -43,12 +45,14 @@ class BenchRig {
   // Every region's bytes become seeded random keys and values, so that filled sequences attend to
   // ordinary numbers on pages of their own.
   absl::Status FillRegions();
-  // Adds `batch` sequences of `context` tokens whose blocks hold what FillRegions left there.
-  absl::Status AddFilled(int batch, int64_t context);
+  // Adds `batch` sequences of `context` tokens whose blocks hold what FillRegions left there; each
+  // expects `more_blocks` to come.
+  absl::Status AddFilled(int batch, int64_t context, int64_t more_blocks = 1);
   // The same by reading prompts of random tokens; the tokens per second.
   absl::StatusOr<double> AddByPrefill(int batch, int64_t context);
   void RemoveAll();
   void RemoveFirst();
+  void MoveLastToFront();
   void SetClaimHook(attention::ClaimHook hook) {
     runner_->attention().SetClaimHook(std::move(hook));
   }
@@ -58,6 +62,17 @@ class BenchRig {
 
   // One token for every sequence; the next are the most likely ones.
   absl::StatusOr<StepTiming> Decode(const attention::SharePlan& share, bool retain);
+  // The first sequence, all on the device, steps inside a step of the others, as the engine does
+  // it.
+  struct BesideTiming {
+    StepTiming step;
+    double first_s = 0;  // What its steps took
+    int first_steps = 0;
+  };
+  absl::StatusOr<BesideTiming> DecodeBeside(const attention::SharePlan& share);
+  absl::StatusOr<StepTiming> DecodeFirst() { return Step(0, 1, {}); }
+  // One step of the sequences [first, batch()).
+  absl::StatusOr<StepTiming> DecodeFrom(int first, const attention::SharePlan& share);
   attention::StepTrace Trace() const { return runner_->attention().Trace(); }
   // Of the last step, by sequence.
   const std::vector<TokenId>& next_tokens() const { return next_tokens_; }
@@ -65,10 +80,12 @@ class BenchRig {
  private:
   BenchRig() = default;
   absl::Status Append(int slot, int64_t num_tokens);
+  absl::StatusOr<StepTiming> Step(size_t first, size_t count, const runtime::StepOptions& options);
 
   runtime::SizedPlan sized_;
   model::ModelConfig config_;
   roofline::MachineProfile profile_;
+  roofline::Rates raw_rates_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<ops::Ops> ops_;
   std::unique_ptr<model::DeviceWeights> weights_;

@@ -1,5 +1,6 @@
 #include "tests/bench/engine_bench/drift_bench.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 
@@ -14,6 +15,9 @@ namespace {
 constexpr int kStepsBefore = 4;
 constexpr int kStepsAfter = 10;
 constexpr double kSlowdown = 2;
+constexpr int64_t kChatContext = 512;
+constexpr int kChatSteps = 32;
+constexpr int64_t kChatMoreBlocks = 16;
 
 // Makes a thread's time between two claims of a layer kSlowdown times as long.
 class Throttle {
@@ -100,6 +104,40 @@ absl::StatusOr<std::vector<ResultRow>> RunThrottle(BenchRig& rig, const Point& p
     RETURN_IF_ERROR(decode(absl::StrCat("workers at half rate, step ", i + 1)));
   }
   rig.SetClaimHook(nullptr);
+  rig.RemoveAll();
+  return rows;
+}
+
+absl::StatusOr<std::vector<ResultRow>> RunChat(BenchRig& rig, const Point& point) {
+  std::vector<ResultRow> rows;
+  RETURN_IF_ERROR(rig.FillRegions());
+  // It comes last, when the long ones have taken what they may, and is moved to the front.
+  RETURN_IF_ERROR(rig.AddFilled(point.batch, point.context));
+  RETURN_IF_ERROR(rig.AddFilled(1, kChatContext, kChatMoreBlocks));
+  rig.MoveLastToFront();
+  StepTiming chat;
+  for (int i = 0; i < kChatSteps; ++i) {
+    ASSIGN_OR_RETURN(const StepTiming timing, rig.DecodeFirst());
+    if (i >= kChatSteps / 2) chat.step_s += timing.step_s / (kChatSteps - kChatSteps / 2);
+  }
+  const Point chat_point{.batch = 1, .context = kChatContext};
+  rows.push_back(RowOf(rig, chat, chat_point, "chat alone", "resident", chat.step_s));
+  const attention::SharePlan plan{.meet = true, .cpu_share = 0.6, .handoff = true};
+  double alone_s = 1e9;
+  for (int i = 0; i < kStepsBefore; ++i) {
+    ASSIGN_OR_RETURN(const StepTiming timing, rig.DecodeFrom(1, plan));
+    alone_s = std::min(alone_s, timing.step_s);
+    rows.push_back(RowOf(rig, timing, point, "batch alone", "meet", alone_s));
+    rows.back().batch = point.batch;
+  }
+  for (int i = 0; i < kStepsBefore; ++i) {
+    ASSIGN_OR_RETURN(const BenchRig::BesideTiming timing, rig.DecodeBeside(plan));
+    rows.push_back(RowOf(rig, timing.step, point, "batch beside a chat", "meet", alone_s));
+    rows.back().batch = point.batch;
+    const StepTiming token{.step_s = timing.step.step_s / std::max(1, timing.first_steps)};
+    rows.push_back(RowOf(rig, token, chat_point, "chat beside a batch", "resident", chat.step_s));
+    rows.back().batch = 1;
+  }
   rig.RemoveAll();
   return rows;
 }

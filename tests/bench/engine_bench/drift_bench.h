@@ -15,6 +15,11 @@ namespace writescope::bench {
 absl::StatusOr<std::vector<ResultRow>> RunThrottle(BenchRig& rig, const Point& point,
                                                    const std::string& cut);
 
+// A chat of 512 tokens, all on the device, beside `batch` long sequences. Rows: the chat alone and
+// the long ones alone, then both at once; of the chat, step_ms is the time of one of its tokens,
+// and floor_ms that of one alone.
+absl::StatusOr<std::vector<ResultRow>> RunChat(BenchRig& rig, const Point& point);
+
 // `batch` sequences decode, all but the first end, and the first goes on with copies of its
 // streamed blocks kept on the device. Rows: before, and the steps after; floor_ms is the step of
 // the first sequence with all its KV on the device.

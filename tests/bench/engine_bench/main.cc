@@ -1,6 +1,6 @@
 // writescope-bench: the real engine on real model shapes. `decode` measures steps, `prefill` the
-// reading of prompts, `throttle` and `retention` steps while the load changes,
-// `timeline` draws one.
+// reading of prompts, `throttle` and `retention` steps while the load changes, `chat` a short
+// sequence beside long ones; `timeline` draws a step.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -57,7 +57,8 @@ void AddCommon(CLI::App* app, Flags& flags) {
   app->add_option("--json", flags.json, "Writes the results there");
 }
 
-runtime::EngineOptions EngineOptionsOf(const Flags& flags, const std::vector<Point>& points) {
+runtime::EngineOptions EngineOptionsOf(const Flags& flags, const std::vector<Point>& points,
+                                       int more_sequences) {
   runtime::EngineOptions options;
   options.model_dir = flags.model_shape;
   options.load_format = runtime::LoadFormat::kDummy;
@@ -76,7 +77,7 @@ runtime::EngineOptions EngineOptionsOf(const Flags& flags, const std::vector<Poi
   options.prefix_cache = false;
   options.max_sequences = 1;
   for (const Point& point : points) {
-    options.max_sequences = std::max(options.max_sequences, point.batch);
+    options.max_sequences = std::max(options.max_sequences, point.batch + more_sequences);
   }
   return options;
 }
@@ -106,7 +107,8 @@ absl::StatusOr<std::vector<ResultRow>> RunSteps(BenchRig& rig, const std::string
   for (const Point& point : points) {
     absl::StatusOr<std::vector<ResultRow>> rows = benchmark == "throttle"
                                                       ? RunThrottle(rig, point, options.cuts[0])
-                                                      : RunRetention(rig, point);
+                                                  : benchmark == "chat" ? RunChat(rig, point)
+                                                                        : RunRetention(rig, point);
     RETURN_IF_ERROR(rows.status());
     all.insert(all.end(), rows->begin(), rows->end());
   }
@@ -118,12 +120,16 @@ absl::Status Run(const Flags& flags, const std::string& benchmark, const std::st
   for (const std::string& text : flags.points) {
     ASSIGN_OR_RETURN(points.emplace_back(), ParsePoint(text));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<BenchRig> rig, BenchRig::Create(EngineOptionsOf(flags, points)));
+  ASSIGN_OR_RETURN(std::unique_ptr<BenchRig> rig,
+                   BenchRig::Create(EngineOptionsOf(flags, points, benchmark == "chat" ? 1 : 0)));
   std::printf("%s", rig->sized().plan.ToString().c_str());
   const roofline::Rates& rates = rig->profile().rates;
   std::printf("rates, GB/s: c0 %.1f c1 %.1f p0 %.1f p1 %.1f, %d workers\n", rates.cpu_alone / 1e9,
               rates.cpu_with_link / 1e9, rates.link_alone / 1e9, rates.link_with_cpu / 1e9,
               rig->profile().cpu_workers);
+  const roofline::Rates& raw = rig->raw_rates();
+  std::printf("by plain reading:  c0 %.1f c1 %.1f p0 %.1f p1 %.1f\n", raw.cpu_alone / 1e9,
+              raw.cpu_with_link / 1e9, raw.link_alone / 1e9, raw.link_with_cpu / 1e9);
   std::fflush(stdout);
   if (benchmark == "prefill") return RunPrefill(*rig, points);
   if (benchmark == "timeline") {
@@ -142,6 +148,7 @@ absl::Status Run(const Flags& flags, const std::string& benchmark, const std::st
                           .machine = DescribeMachine(rig->device().description()),
                           .command = command,
                           .profile = rig->profile(),
+                          .raw_rates = rig->raw_rates(),
                           .rows = std::move(rows)},
                          flags.json);
 }
@@ -168,6 +175,8 @@ int Main(int argc, char** argv) {
   AddCommon(throttle, flags);
   throttle->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
   AddCommon(app.add_subcommand("retention", "All sequences of a point but the last leave"), flags);
+  AddCommon(app.add_subcommand("chat", "A short sequence on the device beside a point's batch"),
+            flags);
   CLI::App* timeline = app.add_subcommand("timeline", "A picture of a step");
   AddCommon(timeline, flags);
   timeline->add_option("--svg", flags.svg, "Files are named by it and the point");

@@ -27,6 +27,7 @@ nlohmann::json ToJson(const ResultRow& row) {
           {"step_ms_min", row.step_ms_min},
           {"step_ms_max", row.step_ms_max},
           {"floor_ms", row.floor_ms},
+          {"floor_raw_ms", row.floor_raw_ms},
           {"dense_ms", row.dense_ms},
           {"tokens_per_s", row.tokens_per_s},
           {"moved_bytes", row.moved_bytes},
@@ -62,6 +63,7 @@ std::string DescribeMachine(const std::string& accelerator) {
 
 absl::Status WriteResultFile(const ResultFile& file, const std::string& path) {
   const roofline::Rates& rates = file.profile.rates;
+  const roofline::Rates& raw = file.raw_rates;
   nlohmann::json json = {{"benchmark", file.benchmark},
                          {"machine", file.machine},
                          {"commit", kCommit},
@@ -73,6 +75,10 @@ absl::Status WriteResultFile(const ResultFile& file, const std::string& path) {
                            {"p0_gbps", rates.link_alone / kGiga},
                            {"p1_gbps", rates.link_with_cpu / kGiga},
                            {"workers", file.profile.cpu_workers},
+                           {"raw_c0_gbps", raw.cpu_alone / kGiga},
+                           {"raw_c1_gbps", raw.cpu_with_link / kGiga},
+                           {"raw_p0_gbps", raw.link_alone / kGiga},
+                           {"raw_p1_gbps", raw.link_with_cpu / kGiga},
                            {"device_gbps", rates.device / kGiga}}},
                          {"rows", nlohmann::json::array()}};
   for (const ResultRow& row : file.rows) json["rows"].push_back(ToJson(row));

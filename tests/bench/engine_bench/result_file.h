@@ -25,6 +25,7 @@ struct ResultRow {
   double step_ms_max = 0;
   // T* by the rates of our own kernels, measured in the same run.
   double floor_ms = 0;
+  double floor_raw_ms = 0;  // T* by plain reading and copying in place of attention
   double dense_ms = 0;
   double tokens_per_s = 0;
   int64_t moved_bytes = 0;
@@ -51,6 +52,7 @@ struct ResultFile {
   std::string machine;
   std::string command;
   roofline::MachineProfile profile;
+  roofline::Rates raw_rates;
   std::vector<ResultRow> rows;
 };
 

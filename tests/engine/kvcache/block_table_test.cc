@@ -140,7 +140,7 @@ TEST_F(BlockTableTest, RetainedCopiesAreReadOnceLandedAndGoWhenRoomIsNeeded) {
   EXPECT_EQ(UsageOf(table, RegionKind::kDevice).retained, 1);
   EXPECT_EQ(table.BeginRetain(b, 2), -1);  // Two would not be left free.
 
-  const PlacementRequest on_device = {.device_quota_blocks = 100};
+  const PlacementRequest on_device = {.device_quota = {.blocks = 100}};
   EXPECT_EQ(table.Fill().available[0], 3);
   table.LockRetained(true);
   EXPECT_EQ(table.Fill().available[0], 2);
@@ -159,7 +159,7 @@ TEST_F(BlockTableTest, RetainedCopiesAreReadOnceLandedAndGoWhenRoomIsNeeded) {
 
 TEST_F(BlockTableTest, LockedCopiesStayAlsoWhereACachedBlockCanGo) {
   BlockTable table = Make({2, 0, 2, 0});
-  const PlacementRequest on_device = {.device_quota_blocks = 100};
+  const PlacementRequest on_device = {.device_quota = {.blocks = 100}};
   const int cached = Sealed(table, on_device);
   table.Index(cached, PrefixIndex::kRoot, Unit(1));
   const int spilled = Sealed(table);
@@ -201,7 +201,8 @@ TEST_F(BlockTableTest, VerifyFindsAFlippedBitInEveryRegionAndInACopy) {
     blocks[static_cast<size_t>(kind)] = 2;
     if (kind != RegionKind::kDevice) blocks[0] = 1;
     BlockTable table = Make(blocks);
-    const PlacementRequest request = {.device_quota_blocks = kind == RegionKind::kDevice ? 5 : 0};
+    const PlacementRequest request = {
+        .device_quota = {.blocks = kind == RegionKind::kDevice ? 5 : 0}};
     const int id = Sealed(table, request);
     const BlockPlace home = table.home(id);
     ASSERT_EQ(home.region, kind);

@@ -20,25 +20,53 @@ RegionFill Fill(std::array<int64_t, kNumRegions> capacity,
 }
 
 TEST(DeviceQuota, WhatFitsGetsAllOfItAndMoreGetsAPart) {
-  const RegionFill fill = Fill({100, 0, 300, 0}, {80, 0, 300, 0});
-  EXPECT_EQ(DeviceQuotaBlocks(0, fill), 0);
-  EXPECT_EQ(DeviceQuotaBlocks(79, fill), 79);
-  EXPECT_EQ(DeviceQuotaBlocks(80, fill), 80);
-  EXPECT_EQ(DeviceQuotaBlocks(81, fill), 60);   // Three quarters of what is available
-  EXPECT_EQ(DeviceQuotaBlocks(400, fill), 80);  // Its proportional part is 100: all there is
-  EXPECT_EQ(DeviceQuotaBlocks(10, Fill({0, 0, 10, 0}, {0, 0, 10, 0})), 0);
-  EXPECT_EQ(DeviceQuotaBlocks(10, Fill({0, 0, 0, 0}, {0, 0, 0, 0})), 0);
+  const RegionFill fill = Fill({15, 0, 45, 0}, {12, 0, 45, 0});  // Too small for a reserve
+  const auto blocks = [&](int64_t expected) { return DeviceQuotaFor(expected, fill).blocks; };
+  EXPECT_EQ(blocks(0), 0);
+  EXPECT_EQ(blocks(11), 11);
+  EXPECT_EQ(blocks(12), 12);
+  EXPECT_EQ(blocks(13), 9);   // Three quarters of what is available
+  EXPECT_EQ(blocks(60), 12);  // Its proportional part is 15: all there is
+  EXPECT_EQ(DeviceQuotaFor(60, fill).keep_free, 0);
+  EXPECT_EQ(DeviceQuotaFor(10, Fill({0, 0, 10, 0}, {0, 0, 10, 0})).blocks, 0);
+  EXPECT_EQ(DeviceQuotaFor(10, Fill({0, 0, 0, 0}, {0, 0, 0, 0})).blocks, 0);
+}
+
+TEST(DeviceQuota, LongOnesLeaveAPartToShortOnes) {
+  const std::array<int64_t, kNumRegions> capacity = {1600, 0, 8000, 0};
+  const auto quota = [&](int64_t expected, int64_t available) {
+    return DeviceQuotaFor(expected, Fill(capacity, {available, 0, 8000, 0}));
+  };
+  EXPECT_EQ(quota(25, 1600).blocks, 25);  // A quarter of the 100 blocks that are kept
+  EXPECT_EQ(quota(25, 1600).keep_free, 0);
+  EXPECT_EQ(quota(26, 1600).blocks, 26);
+  EXPECT_EQ(quota(26, 1600).keep_free, 100);
+  EXPECT_EQ(quota(1500, 1600).blocks, 1500);
+  EXPECT_EQ(quota(1501, 1600).blocks, 1125);
+  EXPECT_EQ(quota(26, 90).blocks, 0);
+  EXPECT_EQ(quota(25, 90).blocks, 25);
+  RegionKind kind;
+  const auto place = [&](const DeviceQuota& device_quota, int64_t available) {
+    EXPECT_TRUE(ChooseRegion({.device_quota = device_quota},
+                             Fill(capacity, {available, 0, 8000, 0}), &kind));
+    return kind;
+  };
+  // A quota of long ago does not reach into what is kept.
+  EXPECT_EQ(place(quota(1500, 1600), 101), RegionKind::kDevice);
+  EXPECT_EQ(place(quota(1500, 1600), 100), RegionKind::kSwing);
+  EXPECT_EQ(place(quota(25, 100), 1), RegionKind::kDevice);
+  EXPECT_EQ(place(quota(25, 100), 0), RegionKind::kSwing);
 }
 
 TEST(ChooseRegion, DeviceWithinTheQuotaOnly) {
   const RegionFill fill = Fill({10, 10, 10, 10}, {5, 10, 10, 10});
   RegionKind kind;
-  ASSERT_TRUE(ChooseRegion({.device_blocks = 2, .device_quota_blocks = 3}, fill, &kind));
+  ASSERT_TRUE(ChooseRegion({.device_blocks = 2, .device_quota = {.blocks = 3}}, fill, &kind));
   EXPECT_EQ(kind, RegionKind::kDevice);
-  ASSERT_TRUE(ChooseRegion({.device_blocks = 3, .device_quota_blocks = 3}, fill, &kind));
+  ASSERT_TRUE(ChooseRegion({.device_blocks = 3, .device_quota = {.blocks = 3}}, fill, &kind));
   EXPECT_NE(kind, RegionKind::kDevice);
   // Within the quota but full: spilled, not refused.
-  ASSERT_TRUE(ChooseRegion({.device_blocks = 0, .device_quota_blocks = 3},
+  ASSERT_TRUE(ChooseRegion({.device_blocks = 0, .device_quota = {.blocks = 3}},
                            Fill({10, 10, 10, 10}, {0, 10, 10, 10}), &kind));
   EXPECT_NE(kind, RegionKind::kDevice);
 }
@@ -95,7 +123,7 @@ TEST(ChooseRegion, NoHostBytesWhileLittleIsSpilled) {
 
 TEST(ChooseRegion, BeyondTheQuotaTheDeviceIsTheLastResort) {
   RegionKind kind;
-  ASSERT_TRUE(ChooseRegion({.device_blocks = 9, .device_quota_blocks = 3},
+  ASSERT_TRUE(ChooseRegion({.device_blocks = 9, .device_quota = {.blocks = 3}},
                            Fill({10, 4, 4, 4}, {1, 0, 0, 0}), &kind));
   EXPECT_EQ(kind, RegionKind::kDevice);
 }
@@ -115,7 +143,7 @@ TEST(ChooseRegion, NeverAFullRegionAndRefusesOnlyWhenAllAre) {
     }
     const PlacementRequest request = {
         .device_blocks = static_cast<int64_t>(random() % 10),
-        .device_quota_blocks = static_cast<int64_t>(random() % 10),
+        .device_quota = {.blocks = static_cast<int64_t>(random() % 10)},
         .host_after_spilled_blocks = static_cast<int64_t>(random() % 30)};
     RegionKind kind;
     const bool found = ChooseRegion(request, fill, &kind);
@@ -124,7 +152,7 @@ TEST(ChooseRegion, NeverAFullRegionAndRefusesOnlyWhenAllAre) {
       ASSERT_GT(fill.available[At(kind)], 0);
     }
     const int64_t expected = static_cast<int64_t>(random() % 100);
-    const int64_t quota = DeviceQuotaBlocks(expected, fill);
+    const int64_t quota = DeviceQuotaFor(expected, fill).blocks;
     ASSERT_GE(quota, 0);
     ASSERT_LE(quota, expected);
     ASSERT_LE(quota, fill.available[At(RegionKind::kDevice)]);
