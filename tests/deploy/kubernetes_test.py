@@ -125,7 +125,7 @@ def check_pod(overlay, documents, options, commands, root):
     need = sleep + commands.seconds(settings["drain-timeout"]) + commands.seconds(settings["shutdown-grace"]) + 30
     assert pod["terminationGracePeriodSeconds"] >= need, f"{overlay}: the grace is shorter than {need} s"
     check_resources(overlay, containers, settings, options, commands, root)
-    check_security(pod, containers)
+    check_security(pod)
 
 
 def check_resources(overlay, containers, settings, options, commands, root):
@@ -160,17 +160,20 @@ def check_resources(overlay, containers, settings, options, commands, root):
     assert need <= memory <= most, f"{overlay}: {limits['memory']} of memory for a plan that needs {need / GIB:.1f} GiB"
 
 
-def check_security(pod, containers):
+def check_security(pod, read_only=True):
+    """What the namespace enforces (the standard "restricted"), and more."""
     context = pod["securityContext"]
     assert context["runAsNonRoot"] and context["runAsUser"] > 0
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
     for name in ("hostNetwork", "hostPID", "hostIPC"):
         assert name not in pod
-    for name, container in containers.items():
+    kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+    assert kinds <= {"emptyDir", "configMap", "projected", "persistentVolumeClaim"}, kinds
+    for container in pod.get("initContainers", []) + pod["containers"]:
         own = container["securityContext"]
-        assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True, name
-        assert own["capabilities"] == {"drop": ["ALL"]}, name
+        assert own["allowPrivilegeEscalation"] is False and own["capabilities"] == {"drop": ["ALL"]}, container["name"]
+        assert own.get("readOnlyRootFilesystem") or not read_only, container["name"]
 
 
 def check_surroundings(overlay, documents, stack):
@@ -258,6 +261,8 @@ def main():
             assert cluster != (document["metadata"].get("namespace") == "writescope"), document["metadata"]
         check_pod(overlay, documents, options, commands, stack.ROOT)
         check_surroundings(overlay, documents, stack)
+        for spec in kustomize.pod_specs(documents):
+            check_security(spec, read_only=False)
     check_that_problems_are_found(documents)
     check_pod_monitor(stack, documents)
     print("passed;", "kubectl renders the same" if all(compared) else "no kubectl to compare the rendering with")

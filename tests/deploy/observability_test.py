@@ -8,8 +8,10 @@ Ends with 77, a skip, where Debian's package of Prometheus cannot be had.
 import argparse
 import math
 import os
+import subprocess
 import sys
 import time
+import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "support", "python"))
@@ -45,6 +47,16 @@ def check_idle(stack, prometheus):
         assert series in read, f"{series} is excused, and nothing reads it"
         assert not prometheus.query(series), f"{series} is excused, and is there"
     print(f"{len(own)} series are there before the first request")
+
+
+def check_names(server, *programs):
+    """promtool's rules for names, units and help texts."""
+    for program in programs:
+        with urllib.request.urlopen(f"http://{program.metrics}/metrics", timeout=10) as reply:
+            page = reply.read()
+        done = subprocess.run([os.path.join(os.path.dirname(server), "promtool"), "check", "metrics"], input=page,
+                              capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{program.name}: {done.stdout.decode()}{done.stderr.decode()}"
 
 
 def check_panels(stack, prometheus, traffic, limit_s=60):
@@ -106,8 +118,9 @@ def main():
     import stack
     from prometheus_server import find_prometheus
     server = find_prometheus(options.package)
-    with stack.running(options, server) as (worker, _, prometheus):
+    with stack.running(options, server) as (worker, controller, prometheus):
         check_idle(stack, prometheus)
+        check_names(server, worker, controller)
         with stack.Traffic(os.path.join(options.bin, "writescope"), worker.generation, options.model,
                            options.work) as traffic:
             check_panels(stack, prometheus, traffic)
