@@ -5,7 +5,7 @@
 namespace writescope::runtime {
 
 StepChoice ChooseStep(std::span<const SchedulableSequence> running, int64_t chunk_tokens,
-                      bool last_was_prefill) {
+                      bool prefill_is_over) {
   StepChoice prefill{.kind = StepChoice::Kind::kPrefill, .parts = {}};
   StepChoice decode{.kind = StepChoice::Kind::kDecode, .parts = {}};
   int64_t left = chunk_tokens;
@@ -19,7 +19,7 @@ StepChoice ChooseStep(std::span<const SchedulableSequence> running, int64_t chun
       left -= take;
     }
   }
-  if (!prefill.parts.empty() && (decode.parts.empty() || !last_was_prefill)) return prefill;
+  if (!prefill.parts.empty() && (decode.parts.empty() || !prefill_is_over)) return prefill;
   if (!decode.parts.empty()) return decode;
   return {};
 }

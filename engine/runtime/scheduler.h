@@ -23,10 +23,32 @@ struct StepChoice {
   std::vector<Part> parts;
 };
 
-// Sequences come in order of arrival. Prompt chunks and decode steps take turns while there are
-// both, so that a long prompt stops nobody's text; a chunk's tokens go to the oldest prompt first,
-// and what is left of it to the next ones.
+// Whose turn it is while there are both prompts to read and sequences to decode: after a decode
+// step prompts get a chunk, and more until they have had as much time as the step took. So a long
+// prompt lengthens the time between two tokens of others by that time and a chunk at most, and slow
+// decode steps do not starve the prompts behind them.
+class StepTurns {
+ public:
+  void DecodeTook(double seconds) {
+    decode_s_ = seconds;
+    prefill_s_ = 0;
+    had_chunk_ = false;
+  }
+  void PrefillTook(double seconds) {
+    prefill_s_ += seconds;
+    had_chunk_ = true;
+  }
+  bool prefill_is_over() const { return had_chunk_ && prefill_s_ >= decode_s_; }
+
+ private:
+  double decode_s_ = 0;
+  double prefill_s_ = 0;
+  bool had_chunk_ = false;
+};
+
+// Sequences come in order of arrival. A chunk's tokens go to the oldest prompt first, and what is
+// left of it to the next ones.
 StepChoice ChooseStep(std::span<const SchedulableSequence> running, int64_t chunk_tokens,
-                      bool last_was_prefill);
+                      bool prefill_is_over);
 
 }  // namespace writescope::runtime

@@ -8,7 +8,6 @@
 #include "engine/base/log.h"
 #include "engine/base/timed_wait.h"
 #include "engine/runtime/error_reason.h"
-#include "engine/runtime/scheduler.h"
 
 namespace writescope::runtime {
 namespace {
@@ -223,7 +222,8 @@ bool StepLoop::RunChosenStep() {
     sequences.push_back({.pending = Pending(*request)});
     behind_long_prompt |= sequences.back().pending > options_.prefill_chunk_tokens;
   }
-  const StepChoice choice = ChooseStep(sequences, options_.prefill_chunk_tokens, last_was_prefill_);
+  const StepChoice choice =
+      ChooseStep(sequences, options_.prefill_chunk_tokens, turns_.prefill_is_over());
   if (choice.kind == StepChoice::Kind::kIdle) return false;
   std::vector<ActiveRequest*> requests;
   std::vector<int64_t> num_tokens;
@@ -231,11 +231,13 @@ bool StepLoop::RunChosenStep() {
     requests.push_back(candidates[part.index]);
     num_tokens.push_back(part.num_tokens);
   }
-  last_was_prefill_ = choice.kind == StepChoice::Kind::kPrefill;
-  if (last_was_prefill_) {
+  const double began_s = device::NowSeconds();
+  if (choice.kind == StepChoice::Kind::kPrefill) {
     RunPrefill(requests, num_tokens);
+    turns_.PrefillTook(device::NowSeconds() - began_s);
   } else {
     RunDecode(requests);
+    turns_.DecodeTook(device::NowSeconds() - began_s);
   }
   return true;
 }

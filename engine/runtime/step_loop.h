@@ -19,6 +19,7 @@
 #include "engine/runtime/engine.h"
 #include "engine/runtime/model_runner.h"
 #include "engine/runtime/resident_pacer.h"
+#include "engine/runtime/scheduler.h"
 #include "engine/runtime/step_model.h"
 
 namespace writescope::runtime {
@@ -108,7 +109,7 @@ class StepLoop {
   absl::flat_hash_map<RequestId, absl::Status> errors_;  // Of requests that end after this step
   EngineState state_;
   StepModel model_;
-  bool last_was_prefill_ = false;
+  StepTurns turns_;
   bool hybrid_running_ = false;  // Inside ModelRunner::Run of a decode step
   std::thread thread_;
 };

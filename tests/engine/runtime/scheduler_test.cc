@@ -28,6 +28,23 @@ TEST(SchedulerTest, PromptsAndDecodeStepsTakeTurns) {
   ASSERT_EQ(decode.parts.size(), 2u);
 }
 
+TEST(StepTurnsTest, PromptsGetAChunkAndThenAsMuchTimeAsTheDecodeStepTook) {
+  StepTurns turns;
+  EXPECT_FALSE(turns.prefill_is_over());
+  turns.PrefillTook(0.1);
+  EXPECT_TRUE(turns.prefill_is_over());
+  turns.DecodeTook(0.01);
+  EXPECT_FALSE(turns.prefill_is_over());
+  turns.PrefillTook(0.1);
+  EXPECT_TRUE(turns.prefill_is_over());  // A chunk longer than the step: one is enough.
+  turns.DecodeTook(0.7);
+  for (int chunk = 0; chunk < 7; ++chunk) {
+    EXPECT_FALSE(turns.prefill_is_over()) << chunk;
+    turns.PrefillTook(0.101);
+  }
+  EXPECT_TRUE(turns.prefill_is_over());
+}
+
 TEST(SchedulerTest, WithoutTheOtherKindThereIsNoTurnToWaitFor) {
   EXPECT_EQ(ChooseStep(Pending({900}), 512, true).kind, Kind::kPrefill);
   EXPECT_EQ(ChooseStep(Pending({1, 1}), 512, false).kind, Kind::kDecode);
