@@ -236,7 +236,7 @@ void AddPlan(CLI::App& app, Action* action) {
   sub->add_option("--kv-dtype", texts->kv_dtype, "bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}));
   sub->add_option("--weights", texts->weights,
-                  "bf16, or int4: experts in 4 bits (for the plan; this worker serves bf16)")
+                  "bf16, or int4: routed experts in 4 bits, as the worker's flag")
       ->check(CLI::IsMember({"bf16", "int4"}));
   sub->callback([=] {
     flags->vram_budget_bytes = Size(texts->vram_budget);

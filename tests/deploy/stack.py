@@ -111,7 +111,7 @@ class Traffic:
             self.sent += 1
             give_up = self.sent % 5 == 0
             done = subprocess.run([*self.command, f"--file={self.prompts[self.sent % 3]}",
-                                   f"--max-tokens={4000 if give_up else self.tokens}",
+                                   f"--max-tokens={20000 if give_up else self.tokens}",
                                    f"--timeout={'1s' if give_up else '60s'}"],
                                   capture_output=True, text=True, timeout=120, check=False)
             if done.returncode != (5 if give_up else 0):
