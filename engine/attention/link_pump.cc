@@ -121,11 +121,10 @@ bool LinkPump::Stopped(StepContext& step, int layer) const {
   return step.hook && !step.hook(Side::kLink, layer);
 }
 
-int64_t LinkPump::GuidedBlocks(const MeetCursor& cursor, bool guided) const {
-  if (!guided) return slot_blocks_;
-  const int64_t smallest =
-      std::max<int64_t>(1, kSmallestGuidedBytes / options_.geometry.block_bytes());
-  return std::clamp(cursor.remaining() / 8, std::min(smallest, slot_blocks_), slot_blocks_);
+int64_t LinkPump::ClaimBlocks(const MeetCursor& cursor, bool guided, int64_t slot_blocks,
+                              int64_t smallest) {
+  if (!guided || cursor.back() == 0) return slot_blocks;
+  return std::clamp(cursor.remaining() / 8, std::min(smallest, slot_blocks), slot_blocks);
 }
 
 bool LinkPump::StreamLayer(StepContext& step, int layer) {
@@ -136,9 +135,12 @@ bool LinkPump::StreamLayer(StepContext& step, int layer) {
   if (!parts.empty() && (Stopped(step, layer) || !StreamParts(step, layer, parts))) return false;
 
   MeetCursor& cursor = step.layers[layer].swing;
+  const int64_t smallest =
+      std::max<int64_t>(1, kSmallestGuidedBytes / options_.geometry.block_bytes());
   while (true) {
     if (Stopped(step, layer)) return false;
-    const MeetCursor::Claim claim = cursor.ClaimFront(GuidedBlocks(cursor, step.guided));
+    const MeetCursor::Claim claim =
+        cursor.ClaimFront(ClaimBlocks(cursor, step.guided, slot_blocks_, smallest));
     if (claim.count == 0) break;
     parts.clear();
     runs.swing.Slice(claim.first, claim.count, &parts);

@@ -71,6 +71,11 @@ class LinkPump {
   // idle.
   const std::deque<CopyRecord>& FinishCopies();
   const std::deque<CopyRecord>& copies() const { return copies_; }
+  // Blocks that the link should claim next: a slot's worth, but an eighth of what is left, down to
+  // `smallest`, where the CPU claims too (`guided`), so that both sides end together. Ahead of the
+  // CPU there is nobody to end with, and small copies would only be slow.
+  static int64_t ClaimBlocks(const MeetCursor& cursor, bool guided, int64_t slot_blocks,
+                             int64_t smallest);
   // Engine thread: ends the pump's thread, for good. From then on nothing is submitted here; what
   // has been may still run. The step must have been aborted or have ended.
   void Stop();
@@ -100,7 +105,6 @@ class LinkPump {
   bool CopyPiece(StepContext& step, Piece* piece);
   std::optional<FreeSlot> TakeSlot(const StepContext& step);
   std::byte* SlotAddress(int index) const { return ring_.data() + index * slot_bytes_; }
-  int64_t GuidedBlocks(const MeetCursor& cursor, bool guided) const;
 
   const Options options_;
   device::Device& device_;

@@ -7,7 +7,7 @@ namespace {
 
 // The part of the device region that is kept for short sequences, and how many of the longest of
 // them fit there.
-constexpr int64_t kShortReserveDivisor = 16;
+constexpr int64_t kShortReserveDivisor = 32;
 constexpr int64_t kShortOfReserve = 4;
 
 size_t At(RegionKind kind) { return static_cast<size_t>(kind); }

@@ -4,10 +4,10 @@
 namespace writescope::runtime {
 
 // Seconds of one clock. A hybrid step waits for memory most of its time, so that resident steps
-// cost it little; what they cost is bounded: they take at most half of the time.
+// cost it little; what they cost is bounded: they take at most six tenths of the time.
 class ResidentPacer {
  public:
-  static constexpr double kFraction = 0.5;
+  static constexpr double kFraction = 0.6;
 
   explicit ResidentPacer(double hybrid_began_s) : hybrid_began_s_(hybrid_began_s) {}
   bool MayStep(double now_s) const { return spent_s_ <= kFraction * (now_s - hybrid_began_s_); }

@@ -13,7 +13,7 @@ namespace {
 // Between two looks at what a hybrid step waits for.
 constexpr absl::Duration kBetweenNap = absl::Microseconds(20);
 // Device blocks that retained copies leave free, as a fraction of the region.
-constexpr int64_t kRetainKeepFreeDivisor = 16;
+constexpr int64_t kRetainKeepFreeDivisor = 128;
 
 std::span<const TokenId> NextTokens(const ActiveRequest& request, int64_t length, int64_t count) {
   return std::span(request.tokens())

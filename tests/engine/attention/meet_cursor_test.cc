@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "engine/attention/link_pump.h"
 #include "tests/support/seed.h"
 
 namespace writescope::attention {
@@ -130,6 +131,23 @@ TEST_P(MeetCursorThreadsTest, EveryBlockOnce) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Cuts, MeetCursorThreadsTest, ::testing::Values(-1, 0, 1, 1700, 3000));
+
+TEST(LinkPumpTest, ClaimsShrinkOnlyWhereTheCpuClaimsToo) {
+  MeetCursor cursor;
+  cursor.Reset(100);
+  const auto next = [&](bool guided) {
+    return LinkPump::ClaimBlocks(cursor, guided, /*slot_blocks=*/16, /*smallest=*/2);
+  };
+  EXPECT_EQ(next(true), 16);  // The CPU is not there yet.
+  cursor.ClaimFront(60);
+  EXPECT_EQ(next(true), 16);
+  cursor.ClaimBack(4);
+  EXPECT_EQ(next(true), 4);  // An eighth of 36
+  EXPECT_EQ(next(false), 16);
+  cursor.ClaimFront(28);
+  EXPECT_EQ(next(true), 2);
+  EXPECT_EQ(LinkPump::ClaimBlocks(cursor, true, /*slot_blocks=*/1, /*smallest=*/2), 1);
+}
 
 }  // namespace
 }  // namespace writescope::attention

@@ -32,6 +32,7 @@ TEST(CudaDeviceTest, WithoutOneTheErrorSaysSo) {
 TEST(CudaDeviceTest, BytesGoUpAndComeBack) {
   SKIP_WITHOUT_GPU();
   auto device = Make();
+  ASSERT_NE(device, nullptr);
   constexpr int64_t kBytes = 5 * kMiB + 17;
   Buffer there = *device->AllocateDevice(kBytes, "there");
   Buffer here = *device->AllocateHost(2 * kBytes, HostMemory::kPageLocked, "here");
@@ -46,6 +47,7 @@ TEST(CudaDeviceTest, BytesGoUpAndComeBack) {
 TEST(CudaDeviceTest, ZeroRowsClearsRowsAndNothingElse) {
   SKIP_WITHOUT_GPU();
   auto device = Make();
+  ASSERT_NE(device, nullptr);
   Buffer there = *device->AllocateDevice(4096, "there");
   Buffer here = *device->AllocateHost(4096, HostMemory::kPageLocked, "here");
   std::memset(here.data(), 0x5a, 4096);
@@ -63,6 +65,7 @@ TEST(CudaDeviceTest, ZeroRowsClearsRowsAndNothingElse) {
 TEST(CudaDeviceTest, AllocationsBeyondTheBudgetAreRefusedWithTheNumbers) {
   SKIP_WITHOUT_GPU();
   auto device = Make();
+  ASSERT_NE(device, nullptr);
   const int64_t before = device->device_used_bytes();
   EXPECT_GT(before, 0);
   const auto refused = device->AllocateDevice(4 * kGiB, "too much");
@@ -79,6 +82,7 @@ TEST(CudaDeviceTest, FlagsCrossBothWays) {
   SKIP_WITHOUT_GPU();
   for (const FlagWaits waits : {FlagWaits::kStream, FlagWaits::kCaller}) {
     auto device = Make(waits);
+    ASSERT_NE(device, nullptr);
     Buffer memory = *device->AllocateHost(4096, HostMemory::kPageLocked, "flags");
     auto* ready = new (memory.data()) std::atomic<uint64_t>(0);
     auto* done = new (memory.data() + 64) std::atomic<uint64_t>(0);
@@ -103,6 +107,7 @@ TEST(CudaDeviceTest, FlagThatNeverComesEndsTheWaitWithAnErrorAndTheQueueServesOn
   SKIP_WITHOUT_GPU();
   for (const FlagWaits waits : {FlagWaits::kStream, FlagWaits::kCaller}) {
     auto device = Make(waits);
+    ASSERT_NE(device, nullptr);
     Buffer memory = *device->AllocateHost(4096, HostMemory::kPageLocked, "flags");
     auto* never = new (memory.data()) std::atomic<uint64_t>(0);
     CudaQueue& queue = device->compute();
@@ -125,6 +130,7 @@ TEST(CudaDeviceTest, FlagThatNeverComesEndsTheWaitWithAnErrorAndTheQueueServesOn
 TEST(CudaDeviceTest, TimesAreOnTheHostsClock) {
   SKIP_WITHOUT_GPU();
   auto device = Make();
+  ASSERT_NE(device, nullptr);
   Buffer there = *device->AllocateDevice(64 * kMiB, "there");
   Buffer here = *device->AllocateHost(64 * kMiB, HostMemory::kPageLocked, "here");
   CudaQueue& queue = device->upload();
@@ -146,6 +152,7 @@ TEST(CudaDeviceTest, TimesAreOnTheHostsClock) {
 TEST(CudaDeviceTest, ArgumentsOutliveTheirSubmission) {
   SKIP_WITHOUT_GPU();
   auto device = Make();
+  ASSERT_NE(device, nullptr);
   Buffer there = *device->AllocateDevice(4 * kMiB, "there");
   Buffer here = *device->AllocateHost(4 * kMiB, HostMemory::kPageLocked, "here");
   CudaQueue& queue = device->compute();

@@ -33,16 +33,16 @@ TEST(DeviceQuota, WhatFitsGetsAllOfItAndMoreGetsAPart) {
 }
 
 TEST(DeviceQuota, LongOnesLeaveAPartToShortOnes) {
-  const std::array<int64_t, kNumRegions> capacity = {1600, 0, 8000, 0};
+  const std::array<int64_t, kNumRegions> capacity = {3200, 0, 8000, 0};
   const auto quota = [&](int64_t expected, int64_t available) {
     return DeviceQuotaFor(expected, Fill(capacity, {available, 0, 8000, 0}));
   };
-  EXPECT_EQ(quota(25, 1600).blocks, 25);  // A quarter of the 100 blocks that are kept
-  EXPECT_EQ(quota(25, 1600).keep_free, 0);
-  EXPECT_EQ(quota(26, 1600).blocks, 26);
-  EXPECT_EQ(quota(26, 1600).keep_free, 100);
-  EXPECT_EQ(quota(1500, 1600).blocks, 1500);
-  EXPECT_EQ(quota(1501, 1600).blocks, 1125);
+  EXPECT_EQ(quota(25, 3200).blocks, 25);  // A quarter of the 100 blocks that are kept
+  EXPECT_EQ(quota(25, 3200).keep_free, 0);
+  EXPECT_EQ(quota(26, 3200).blocks, 26);
+  EXPECT_EQ(quota(26, 3200).keep_free, 100);
+  EXPECT_EQ(quota(3100, 3200).blocks, 3100);
+  EXPECT_EQ(quota(3101, 3200).blocks, 2325);
   EXPECT_EQ(quota(26, 90).blocks, 0);
   EXPECT_EQ(quota(25, 90).blocks, 25);
   RegionKind kind;
@@ -52,8 +52,8 @@ TEST(DeviceQuota, LongOnesLeaveAPartToShortOnes) {
     return kind;
   };
   // A quota of long ago does not reach into what is kept.
-  EXPECT_EQ(place(quota(1500, 1600), 101), RegionKind::kDevice);
-  EXPECT_EQ(place(quota(1500, 1600), 100), RegionKind::kSwing);
+  EXPECT_EQ(place(quota(3100, 3200), 101), RegionKind::kDevice);
+  EXPECT_EQ(place(quota(3100, 3200), 100), RegionKind::kSwing);
   EXPECT_EQ(place(quota(25, 100), 1), RegionKind::kDevice);
   EXPECT_EQ(place(quota(25, 100), 0), RegionKind::kSwing);
 }
