@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <latch>
 #include <memory>
 #include <thread>
@@ -113,6 +114,23 @@ TEST_P(AttentionFailureTest, DeadPumpFailsTheStepInTime) {
     EXPECT_LT(took, kWaitLimit * 10);
     ExpectNextStepsWork();
   }
+}
+
+// Work that is done while a step waits does not hide that nothing comes.
+TEST_P(AttentionFailureTest, WaitingEndsAlsoWhereOtherWorkIsDoneMeanwhile) {
+  int waits = 0;
+  rig_.SetBetween([&](const std::function<bool()>& still_waiting) {
+    ++waits;
+    while (still_waiting()) absl::SleepFor(absl::Microseconds(100));
+  });
+  for (const Side dead : {Side::kLink, Side::kCpu}) {
+    rig_.hybrid().SetClaimHook([=](Side side, int layer) { return side != dead || layer < 1; });
+    EXPECT_LT(Fail(dead == Side::kLink ? "the link delivered nothing for layer 1"
+                                       : "the CPU's part of attention"),
+              kWaitLimit * 10);
+    ExpectNextStepsWork();
+  }
+  EXPECT_GT(waits, 0);
 }
 
 // Of two failures in one step none is left over for the next.
