@@ -39,6 +39,7 @@ struct Flags {
   int max_sequences = 16;
   int max_queue = 256;
   int prefill_chunk = 0;
+  int step_graphs = 16;
   std::string ring_size;
   int workers = 0;
   int device_threads = 0;
@@ -105,6 +106,9 @@ void AddModelOptions(CLI::App& app, Flags& flags) {
   app.add_option("--max-queue", flags.max_queue, "Requests that may wait")->group("Scheduling");
   app.add_option("--prefill-chunk", flags.prefill_chunk,
                  "Prompt tokens per step; 0: 2048 on CUDA, 512 on the CPU device")
+      ->group("Scheduling");
+  app.add_option("--step-graphs", flags.step_graphs,
+                 "CUDA: batch sizes whose decode steps are kept as graphs; 0: none")
       ->group("Scheduling");
   app.add_option("--request-time-limit", flags.request_time_limit,
                  "A request that takes longer ends with TIME_LIMIT")
@@ -304,6 +308,7 @@ absl::Status CheckDevice(const Flags& flags, runtime::EngineOptions* engine) {
                           {"host", DeviceWaits::kHost}},
                          &engine->device_waits));
   engine->force_simt = flags.force_simt;
+  engine->max_step_graphs = flags.step_graphs;
   engine->allow_pageable = flags.allow_pageable;
   return absl::OkStatus();
 }

@@ -166,6 +166,10 @@ void WorkerMetrics::MakeProcessMetrics(const MetricsInfo& info) {
       &registry_.Histogram("step_seconds", step_help, kInterTokenBuckets, {{"kind", "prefill"}});
   steps_ = &registry_.Counter("steps_total", "Forward passes.");
   failed_steps_ = &registry_.Counter("failed_steps_total", "Forward passes that failed.");
+  replayed_steps_ = &registry_.Counter(
+      "replayed_steps_total", "Decode steps over resident KV that were launched as a graph.");
+  step_graph_failures_ = &registry_.Counter(
+      "step_graph_failures_total", "Graphs of decode steps that could not be made; none is, then.");
   nan_logits_ = &registry_.Counter("numeric_anomalies_total", "Logits that were not finite.",
                                    {{"kind", "nan_logits"}});
   repaired_text_ = &registry_.Counter(
@@ -295,6 +299,8 @@ void WorkerMetrics::Refresh(const runtime::Engine& engine) const {
   preemptions_drop_->AdvanceTo(static_cast<double>(state.preemptions_drop_total));
   steps_->AdvanceTo(static_cast<double>(state.steps_total));
   failed_steps_->AdvanceTo(static_cast<double>(state.failed_steps_total));
+  replayed_steps_->AdvanceTo(static_cast<double>(state.replayed_steps_total));
+  step_graph_failures_->AdvanceTo(static_cast<double>(state.step_graph_failures_total));
   nan_logits_->AdvanceTo(static_cast<double>(state.nan_logits_total));
   cpu_workers_->Set(state.cpu_workers);
   link_pace_->Set(state.link_pace_bytes_per_s);

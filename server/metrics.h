@@ -127,6 +127,8 @@ class WorkerMetrics : public prometheus::Collectable {
   GuardedHistogram* prefill_step_;
   GuardedCounter* steps_;
   GuardedCounter* failed_steps_;
+  GuardedCounter* replayed_steps_;
+  GuardedCounter* step_graph_failures_;
   GuardedCounter* nan_logits_;
   GuardedCounter* repaired_text_;
   GuardedCounter* dropped_telemetry_;

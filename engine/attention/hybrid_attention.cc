@@ -104,53 +104,40 @@ void HybridAttention::TimedAttend(const ops::AttendArgs& args) {
   compute.RecordTime(&time.end_s);
 }
 
-void HybridAttention::AttendOnDevice(const StepAttention& step, int layer, const float* q,
-                                     const ops::AttendState& state, bool timed) {
-  std::vector<ops::AttendSpan> spans;
+HybridAttention::DeviceSpans HybridAttention::SpansOnDevice(const StepAttention& step,
+                                                            int layer) const {
+  DeviceSpans result;
+  result.readers = step.runs.readers;
   const kvcache::Region& device = blocks_.region(RegionKind::kDevice);
+  // A sequence's open blocks follow its sealed ones: each span costs a thread block of the device
+  // some microseconds, and those at the end of the list would all fall to one.
+  size_t next_open = 0;
+  const auto add_open = [&](int before_reader) {
+    for (; next_open < step.open.size() && step.open[next_open].reader < before_reader;
+         ++next_open) {
+      const StepAttention::Open& open = step.open[next_open];
+      result.spans.push_back({.base = open.span.address.At(layer),
+                              .num_blocks = 1,
+                              .num_tokens = open.span.num_tokens,
+                              .first_position = open.span.first_position,
+                              .first_reader = static_cast<int>(result.readers.size()),
+                              .num_readers = 1,
+                              .layer_stride_bytes = open.span.address.stride_bytes});
+      result.readers.push_back(open.reader);
+    }
+  };
   for (const Run& run : step.runs.device) {
-    spans.push_back({.base = device.Address(layer, run.first_index),
-                     .num_blocks = run.num_blocks,
-                     .num_tokens = int64_t{run.num_blocks} * kBlockTokens,
-                     .first_position = run.first_position,
-                     .first_reader = run.first_reader,
-                     .num_readers = run.num_readers});
+    add_open(step.runs.readers[static_cast<size_t>(run.first_reader)]);
+    result.spans.push_back({.base = device.Address(layer, run.first_index),
+                            .num_blocks = run.num_blocks,
+                            .num_tokens = int64_t{run.num_blocks} * kBlockTokens,
+                            .first_position = run.first_position,
+                            .first_reader = run.first_reader,
+                            .num_readers = run.num_readers,
+                            .layer_stride_bytes = device.plane_bytes()});
   }
-  std::vector<int> readers = step.runs.readers;
-  for (const StepAttention::Open& open : step.open) {
-    spans.push_back({.base = open.span.address.At(layer),
-                     .num_blocks = 1,
-                     .num_tokens = open.span.num_tokens,
-                     .first_position = open.span.first_position,
-                     .first_reader = static_cast<int>(readers.size()),
-                     .num_readers = 1});
-    readers.push_back(open.reader);
-  }
-  const ops::AttendArgs args{.kv = options_.geometry,
-                             .num_heads = options_.num_heads,
-                             .q = q,
-                             .spans = spans,
-                             .readers = readers,
-                             .rows = step.rows,
-                             .state = state};
-  if (timed) {
-    TimedAttend(args);
-  } else {
-    ops_.Attend(args);
-  }
-}
-
-void HybridAttention::AttendResident(const StepAttention& step, int layer, const float* q,
-                                     const ops::AttendState& state, void* out) {
-  CHECK_EQ(step.runs.spilled_blocks(), 0);
-  ops_.ResetAttention(step.num_rows, options_.num_heads, options_.geometry.v_dim, state);
-  AttendOnDevice(step, layer, q, state, /*timed=*/false);
-  ops_.MergeAttention({.kv = options_.geometry,
-                       .num_rows = step.num_rows,
-                       .num_heads = options_.num_heads,
-                       .out_dim = options_.out_dim,
-                       .state = state,
-                       .out = out});
+  add_open(static_cast<int>(step.rows.size()));
+  return result;
 }
 
 void HybridAttention::Meanwhile(const Between& between,
@@ -222,7 +209,14 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
     compute.RecordTime(&times.query_published_s);
     compute.SetFlag(&cpu_->flags()[layer].query_ready, step_.epoch);
   }
-  AttendOnDevice(attention, layer, q, state, /*timed=*/true);
+  const DeviceSpans on_device = SpansOnDevice(attention, layer);
+  TimedAttend({.kv = options_.geometry,
+               .num_heads = options_.num_heads,
+               .q = q,
+               .spans = on_device.spans,
+               .readers = on_device.readers,
+               .rows = attention.rows,
+               .state = state});
   RETURN_IF_ERROR(AttendWaves(layer, q, state, between));
   Meanwhile(between, [this, layer] { return CpuAtWork(layer); });
   if (step_.handoff) {

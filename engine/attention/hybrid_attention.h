@@ -96,10 +96,13 @@ class HybridAttention {
   // False once a thread of a failed step did not come back.
   bool Ok() const { return ok_; }
 
-  // A layer of a step all of whose blocks are on the device; needs no BeginStep and may run in
-  // `between`.
-  void AttendResident(const StepAttention& step, int layer, const float* q,
-                      const ops::AttendState& state, void* out);
+  // What a step reads where it lies on the device, in `layer` and with the strides to the others:
+  // device runs and open tails.
+  struct DeviceSpans {
+    std::vector<ops::AttendSpan> spans;
+    std::vector<int> readers;
+  };
+  DeviceSpans SpansOnDevice(const StepAttention& step, int layer) const;
 
   int num_workers() const { return team_->num_workers(); }
   void SetClaimHook(ClaimHook hook) { hook_ = std::move(hook); }
@@ -118,9 +121,6 @@ class HybridAttention {
   };
   HybridAttention(const Options& options, ops::Ops& ops, const kvcache::BlockTable& blocks,
                   std::unique_ptr<CpuAttention> cpu, std::unique_ptr<LinkPump> pump);
-  // The blocks that the device reads where they are: device runs and open tails.
-  void AttendOnDevice(const StepAttention& step, int layer, const float* q,
-                      const ops::AttendState& state, bool timed);
   // The waves of the layer, as the pump delivers them.
   absl::Status AttendWaves(int layer, const float* q, const ops::AttendState& state,
                            const Between& between);

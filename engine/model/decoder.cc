@@ -42,7 +42,9 @@ Activations Carve(const ModelConfig& config, const KvGeometry& geometry, int act
   Activations a;
   a.x = carver.Take(rows * config.hidden_size, act);
   a.normed = carver.Take(rows * config.hidden_size, act);
-  a.q_proj = carver.Take(rows * heads * config.qk_head_dim(), act);
+  const int64_t kv_width =
+      config.mla ? int64_t{config.k_dim()} : int64_t{2} * config.num_kv_heads * config.head_dim;
+  a.q_proj = carver.Take(rows * (heads * config.qk_head_dim() + kv_width), act);
   a.q_latent = carver.Take(2 * rows * config.q_lora_rank, act);
   const int64_t key_width =
       config.mla ? config.k_dim() : int64_t{config.num_kv_heads} * config.head_dim;
@@ -50,7 +52,7 @@ Activations Carve(const ModelConfig& config, const KvGeometry& geometry, int act
   a.v_proj = carver.Take(config.mla ? 0 : rows * key_width, act);
   a.attention_out = carver.Take(rows * heads * AttentionOutDim(config), act);
   a.head_out = carver.Take(config.mla ? rows * heads * config.v_head_dim : 0, act);
-  a.gathered = carver.Take(int64_t{2} * limits.max_logit_rows * config.hidden_size, act);
+  a.gathered = carver.Take(int64_t{1} * limits.max_logit_rows * config.hidden_size, act);
   a.logits = carver.Take(int64_t{1} * limits.max_logit_rows * config.vocab_size, act);
   a.q = carver.Take<float>(rows * heads * geometry.k_dim, 4);
   a.state.o = carver.Take<float>(rows * heads * geometry.v_dim, 4);
@@ -135,18 +137,51 @@ ops::Rope Decoder::rope() const {
           .cos_sin_scale = static_cast<float>(config_.rope.attention_factor)};
 }
 
+const float* Decoder::NormAfter(int layer) const {
+  const size_t next = static_cast<size_t>(layer + 1);
+  return next < weights_.layers.size() ? weights_.layers[next].attention.input_norm
+                                       : weights_.final_norm;
+}
+
+void Decoder::Norm(const float* weight) {
+  ops_.RmsNorm(num_rows_, config_.hidden_size, x_, weight, static_cast<float>(config_.rms_eps),
+               normed_);
+}
+
 void Decoder::Embed(std::span<const TokenId> tokens) {
   num_rows_ = static_cast<int>(tokens.size());
   CHECK_LE(num_rows_, limits_.max_rows);
   ops_.Embed(tokens, weights_.embed, x_);
+  Norm(NormAfter(-1));
+}
+
+void Decoder::EmbedStaged(int num_rows) {
+  num_rows_ = num_rows;
+  CHECK_LE(num_rows_, limits_.max_rows);
+  ops_.EmbedStaged(weights_.embed, x_);
+  Norm(NormAfter(-1));
 }
 
 void Decoder::BeforeAttention(int layer, std::span<const int64_t> positions,
                               std::span<const ops::KvTarget> targets) {
+  BeforeAttention(layer, {.positions = positions, .targets = targets});
+}
+
+void Decoder::StagedLayer(int layer) {
+  BeforeAttention(layer, {.staged_layer = layer});
+  ops_.AttendStaged({.layer = layer,
+                     .q = q_,
+                     .state = state_,
+                     .out_dim = AttentionOutDim(config_),
+                     .out = attention_out_});
+  AfterAttention(layer);
+}
+
+void Decoder::BeforeAttention(int layer, const Places& places) {
   const DeviceAttentionWeights& w = weights_.layers[static_cast<size_t>(layer)].attention;
-  ops_.RmsNorm(num_rows_, config_.hidden_size, x_, w.input_norm,
-               static_cast<float>(config_.rms_eps), normed_);
-  if (w.q_proj.has_value()) {
+  if (w.first_proj.has_value()) {
+    ops_.Linear(num_rows_, normed_, *w.first_proj, q_proj_);
+  } else if (w.q_proj.has_value()) {
     ops_.Linear(num_rows_, normed_, *w.q_proj, q_proj_);
   } else {
     void* q_latent_normed = Offset(
@@ -157,36 +192,52 @@ void Decoder::BeforeAttention(int layer, std::span<const int64_t> positions,
     ops_.Linear(num_rows_, q_latent_normed, *w.q_b_proj, q_proj_);
   }
   if (config_.mla) {
-    BeforeMla(w, positions, targets);
+    BeforeMla(w, places);
   } else {
-    BeforeGqa(w, positions, targets);
+    BeforeGqa(w, places);
   }
 }
 
-void Decoder::BeforeGqa(const DeviceAttentionWeights& w, std::span<const int64_t> positions,
-                        std::span<const ops::KvTarget> targets) {
-  ops_.Linear(num_rows_, normed_, *w.k_proj, k_proj_);
-  ops_.Linear(num_rows_, normed_, *w.v_proj, v_proj_);
+void Decoder::BeforeGqa(const DeviceAttentionWeights& w, const Places& places) {
+  const void* k = k_proj_;
+  const void* v = v_proj_;
+  int64_t stride = 0;
+  if (w.first_proj.has_value()) {
+    k = Offset(q_proj_, w.q_proj->rows * ops_.activation_bytes());
+    v = Offset(q_proj_, (w.q_proj->rows + w.k_proj->rows) * ops_.activation_bytes());
+    stride = w.first_proj->rows;
+  } else {
+    ops_.Linear(num_rows_, normed_, *w.k_proj, k_proj_);
+    ops_.Linear(num_rows_, normed_, *w.v_proj, v_proj_);
+  }
   ops_.GqaPrepare({.num_tokens = num_rows_,
                    .num_heads = config_.num_heads,
                    .head_dim = config_.head_dim,
                    .kv = geometry_,
                    .q = q_proj_,
-                   .k = k_proj_,
-                   .v = v_proj_,
+                   .k = k,
+                   .v = v,
+                   .token_stride = stride,
                    .q_norm = w.q_norm,
                    .k_norm = w.k_norm,
                    .norm_eps = static_cast<float>(config_.rms_eps),
                    .rope = rope(),
                    .scale_log2 = config_.softmax_scale * std::numbers::log2e_v<float>,
-                   .positions = positions,
-                   .targets = targets,
+                   .staged_layer = places.staged_layer,
+                   .positions = places.positions,
+                   .targets = places.targets,
                    .q_out = q_});
 }
 
-void Decoder::BeforeMla(const DeviceAttentionWeights& w, std::span<const int64_t> positions,
-                        std::span<const ops::KvTarget> targets) {
-  ops_.Linear(num_rows_, normed_, *w.kv_a_proj, k_proj_);
+void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
+  const void* kv_a = k_proj_;
+  int64_t stride = 0;
+  if (w.first_proj.has_value()) {
+    kv_a = Offset(q_proj_, w.q_proj->rows * ops_.activation_bytes());
+    stride = w.first_proj->rows;
+  } else {
+    ops_.Linear(num_rows_, normed_, *w.kv_a_proj, k_proj_);
+  }
   ops_.MlaPrepare({.num_tokens = num_rows_,
                    .num_heads = config_.num_heads,
                    .nope_dim = config_.qk_nope_head_dim,
@@ -194,14 +245,16 @@ void Decoder::BeforeMla(const DeviceAttentionWeights& w, std::span<const int64_t
                    .latent_dim = config_.kv_lora_rank,
                    .kv = geometry_,
                    .q = q_proj_,
-                   .kv_a = k_proj_,
+                   .kv_a = kv_a,
+                   .token_stride = stride,
                    .kv_norm = w.kv_a_norm,
                    .norm_eps = static_cast<float>(config_.kv_a_norm_eps),
                    .rope = rope(),
                    .scale_log2 = config_.softmax_scale * std::numbers::log2e_v<float>,
                    .key_up = w.key_up,
-                   .positions = positions,
-                   .targets = targets,
+                   .staged_layer = places.staged_layer,
+                   .positions = places.positions,
+                   .targets = places.targets,
                    .q_out = q_});
 }
 
@@ -213,17 +266,16 @@ void Decoder::AfterAttention(int layer) {
     heads = head_out_;
   }
   ops_.Linear(num_rows_, heads, w.attention.o_proj, x_, /*accumulate=*/true);
-  ops_.RmsNorm(num_rows_, config_.hidden_size, x_, w.post_norm, static_cast<float>(config_.rms_eps),
-               normed_);
   if (w.dense.has_value()) {
+    Norm(w.post_norm);
     ops_.Mlp(num_rows_, normed_, *w.dense, x_);
+    Norm(NormAfter(layer));
     return;
   }
   const MoeConfig& moe = config_.moe;
   const bool grouped = moe.topk_method == TopkMethod::kGroupLimited;
   ops_.Moe({.num_tokens = num_rows_,
             .hidden = config_.hidden_size,
-            .x = normed_,
             .out = x_,
             .router = w.router,
             .experts = w.experts,
@@ -233,19 +285,28 @@ void Decoder::AfterAttention(int layer) {
             .routed_scale = static_cast<float>(moe.routed_scaling),
             .num_groups = grouped ? moe.num_groups : 1,
             .topk_groups = grouped ? moe.topk_groups : 1,
-            .choice = choice_hook_ ? choice_hook_(layer) : ops::ExpertChoice()});
+            .choice = choice_hook_ ? choice_hook_(layer) : ops::ExpertChoice(),
+            .first_norm = w.post_norm,
+            .norm = NormAfter(layer),
+            .norm_eps = static_cast<float>(config_.rms_eps),
+            .normed = normed_});
 }
 
 void Decoder::Logits(std::span<const int> rows, float* to) {
   const int count = static_cast<int>(rows.size());
   CHECK_LE(count, limits_.max_logit_rows);
-  void* normed = Offset(
-      gathered_, int64_t{limits_.max_logit_rows} * config_.hidden_size * ops_.activation_bytes());
-  ops_.GatherRows(rows, config_.hidden_size, x_, gathered_);
-  ops_.RmsNorm(count, config_.hidden_size, gathered_, weights_.final_norm,
-               static_cast<float>(config_.rms_eps), normed);
-  ops_.Linear(count, normed, weights_.lm_head, logits_);
-  ops_.DownloadFloats(logits_, int64_t{count} * config_.vocab_size, to);
+  ops_.GatherRows(rows, config_.hidden_size, normed_, gathered_);
+  LogitsOf(count, gathered_, to);
+}
+
+void Decoder::AllLogits(float* to) {
+  CHECK_LE(num_rows_, limits_.max_logit_rows);
+  LogitsOf(num_rows_, normed_, to);
+}
+
+void Decoder::LogitsOf(int num_rows, const void* normed, float* to) {
+  ops_.Linear(num_rows, normed, weights_.lm_head, logits_);
+  ops_.DownloadFloats(logits_, int64_t{num_rows} * config_.vocab_size, to);
 }
 
 }  // namespace writescope::model

@@ -42,15 +42,22 @@ class Decoder {
                                                          const DeviceWeights& weights,
                                                          ops::Ops& ops, const Limits& limits);
 
-  // Starts a step with the tokens' embeddings.
+  // Starts a step with the tokens' embeddings, and the norm of the first layer.
   void Embed(std::span<const TokenId> tokens);
-  // Norm, projections, rope; writes each token's KV to its target and the queries to q().
+  // Projections, rope; writes each token's KV to its target and the queries to q().
   void BeforeAttention(int layer, std::span<const int64_t> positions,
                        std::span<const ops::KvTarget> targets);
-  // Output projection and MLP or experts, each added to the residual stream.
+  // Output projection and MLP or experts, each added to the residual stream; and the next norm.
   void AfterAttention(int layer);
-  // Logits of the given rows of the step, to page-locked host memory [rows, vocab].
+  // After all layers: logits of the given rows of the step, to page-locked host memory
+  // [rows, vocab].
   void Logits(std::span<const int> rows, float* to);
+
+  // The same for the step of `num_rows` rows that is staged (Ops::StageStep). Nothing here takes
+  // arrays from the host, so all of it can be recorded.
+  void EmbedStaged(int num_rows);
+  void StagedLayer(int layer);
+  void AllLogits(float* to);
 
   float* q() const { return q_; }  // [rows, heads, k_dim]
   ops::AttendState state() const { return state_; }
@@ -58,14 +65,24 @@ class Decoder {
   int max_rows() const { return limits_.max_rows; }
   int max_logit_rows() const { return limits_.max_logit_rows; }
   void SetChoiceHook(ChoiceHook hook) { choice_hook_ = std::move(hook); }
+  bool has_choice_hook() const { return choice_hook_ != nullptr; }
 
  private:
   Decoder(const ModelConfig& config, const KvGeometry& geometry, const DeviceWeights& weights,
           ops::Ops& ops, const Limits& limits, device::Buffer memory);
-  void BeforeGqa(const DeviceAttentionWeights& w, std::span<const int64_t> positions,
-                 std::span<const ops::KvTarget> targets);
-  void BeforeMla(const DeviceAttentionWeights& w, std::span<const int64_t> positions,
-                 std::span<const ops::KvTarget> targets);
+  // Where the tokens of a step are and go: given, or staged for a layer.
+  struct Places {
+    int staged_layer = -1;
+    std::span<const int64_t> positions;
+    std::span<const ops::KvTarget> targets;
+  };
+  void BeforeAttention(int layer, const Places& places);
+  void BeforeGqa(const DeviceAttentionWeights& w, const Places& places);
+  void BeforeMla(const DeviceAttentionWeights& w, const Places& places);
+  // Of the rows in x_, what the layer after `layer` (-1: before all), or the logits, begin with.
+  const float* NormAfter(int layer) const;
+  void Norm(const float* weight);
+  void LogitsOf(int num_rows, const void* normed, float* to);
   ops::Rope rope() const;
 
   const ModelConfig& config_;
@@ -79,14 +96,14 @@ class Decoder {
 
   // Activations, [max_rows, ...] each.
   void* x_ = nullptr;         // hidden: the residual stream
-  void* normed_ = nullptr;    // hidden
-  void* q_proj_ = nullptr;    // heads * qk_head_dim
+  void* normed_ = nullptr;    // hidden: the norm of x_ that the next product takes
+  void* q_proj_ = nullptr;    // heads * qk_head_dim; with first_proj as wide as that
   void* q_latent_ = nullptr;  // q_lora_rank, twice: before and after its norm
   void* k_proj_ = nullptr;    // kv_heads * head_dim, or the latent and rope key
   void* v_proj_ = nullptr;    // kv_heads * head_dim
   void* attention_out_ = nullptr;
   void* head_out_ = nullptr;  // MLA: heads * v_head_dim
-  void* gathered_ = nullptr;  // [max_logit_rows, hidden], twice
+  void* gathered_ = nullptr;  // [max_logit_rows, hidden]
   void* logits_ = nullptr;    // [max_logit_rows, vocab]
   float* q_ = nullptr;
   ops::AttendState state_;

@@ -103,6 +103,16 @@ class Placer {
     return Whole(tensor, &out->emplace(), row_of);
   }
 
+  // The matrices that the layer's input is multiplied by, with q_proj the first.
+  std::optional<ops::Matrix> Join(const DeviceAttentionWeights& w) const {
+    if (fill_ == nullptr) return std::nullopt;
+    std::vector<ops::Matrix> parts = {*w.q_proj};
+    for (const auto* part : {&w.k_proj, &w.v_proj, &w.kv_a_proj}) {
+      if (part->has_value()) parts.push_back(**part);
+    }
+    return fill_->Join(parts);
+  }
+
   // The transpose of rows [first_row, first_row + rows): [cols, rows].
   absl::Status Transposed(const TensorView& tensor, int64_t first_row, int64_t rows,
                           ops::Matrix* out) {
@@ -202,11 +212,12 @@ absl::Status PlaceAttention(const ModelConfig& config, const AttentionWeights& f
   RETURN_IF_ERROR(placer.Optional(from.q_b_proj, &to->q_b_proj, q_order));
   RETURN_IF_ERROR(placer.Optional(from.k_proj, &to->k_proj));
   RETURN_IF_ERROR(placer.Optional(from.v_proj, &to->v_proj));
+  if (config.mla) RETURN_IF_ERROR(placer.Optional(from.kv_a_proj, &to->kv_a_proj, kv_order));
+  if (to->q_proj.has_value()) to->first_proj = placer.Join(*to);
   RETURN_IF_ERROR(placer.Whole(from.o_proj, &to->o_proj));
   RETURN_IF_ERROR(placer.Vector(from.q_norm, &to->q_norm));
   RETURN_IF_ERROR(placer.Vector(from.k_norm, &to->k_norm));
   if (!config.mla) return absl::OkStatus();
-  RETURN_IF_ERROR(placer.Optional(from.kv_a_proj, &to->kv_a_proj, kv_order));
   RETURN_IF_ERROR(placer.Vector(from.kv_a_norm, &to->kv_a_norm));
   const int64_t nope = config.qk_nope_head_dim;
   const int64_t head_rows = nope + config.v_head_dim;

@@ -22,6 +22,8 @@ struct DeviceAttentionWeights {
   std::optional<ops::Matrix> q_b_proj;
   std::optional<ops::Matrix> k_proj;
   std::optional<ops::Matrix> v_proj;
+  // q_proj and what goes with it, k_proj and v_proj or kv_a_proj, as one matrix where they lie so.
+  std::optional<ops::Matrix> first_proj;
   ops::Matrix o_proj;
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;

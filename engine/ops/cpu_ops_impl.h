@@ -11,6 +11,7 @@
 #include "engine/kernels/gemm.h"
 #include "engine/kernels/router.h"
 #include "engine/ops/cpu_ops.h"
+#include "engine/ops/staged_step.h"
 
 namespace writescope::ops {
 
@@ -46,6 +47,7 @@ class CpuOps final : public Ops {
                                       uint64_t seed) override;
   absl::StatusOr<const float*> LoadVector(std::byte* to, int64_t count, const float* from) override;
   absl::Status WarmUp(const KvGeometry&, int) override { return absl::OkStatus(); }
+  std::optional<Matrix> Join(std::span<const Matrix>) override { return std::nullopt; }
   void Embed(std::span<const TokenId> ids, const Matrix& table, void* out) override;
   void RmsNorm(int num_rows, int dim, const void* x, const float* weight, float eps,
                void* out) override;
@@ -57,6 +59,12 @@ class CpuOps final : public Ops {
   void ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) override;
   void Attend(const AttendArgs& args) override;
   void MergeAttention(const MergeArgs& args) override;
+  bool StageStep(const StepInputs& inputs) override;
+  void EmbedStaged(const Matrix& table, void* out) override;
+  void AttendStaged(const StagedAttendArgs& args) override;
+  absl::Status BeginRecording() override;
+  absl::StatusOr<std::unique_ptr<Recording>> EndRecording() override;
+  void Replay(const Recording& recording) override;
   void Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) override;
   void Moe(const MoeArgs& args) override;
   void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) override;
@@ -120,6 +128,10 @@ class CpuOps final : public Ops {
   void RunMoeWave(const MoeCall& call, std::span<const MlpJob> jobs, std::span<const Slot> slots);
   void RunGqaPrepare(const GqaPrepareArgs& args);
   void RunMlaPrepare(const MlaPrepareArgs& args);
+  // Positions and targets of a prepare call.
+  template <typename Args>
+  void FillPlaces(const Args& args, std::vector<int64_t>* positions,
+                  std::vector<KvTarget>* targets);
   void RunAttend(const AttendCall& call);
   void RunAttendItem(const AttendCall& call, const AttendItem& item, Scratch& scratch);
   void RunMerge(const MergeArgs& args);
@@ -131,6 +143,7 @@ class CpuOps final : public Ops {
   std::vector<Scratch> scratch_;  // By thread of the team
   std::vector<int32_t> chosen_;   // [max_tokens, experts_per_token]
   std::vector<float> weights_;    // [max_tokens, experts_per_token]
+  StagedStep staged_;
 };
 
 // Below this much work waking the team costs more than it saves: a sleeping thread takes 5 to 10 us

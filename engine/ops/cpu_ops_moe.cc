@@ -125,7 +125,12 @@ void CpuOps::Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) {
   });
 }
 
-void CpuOps::Moe(const MoeArgs& args) {
+void CpuOps::Moe(const MoeArgs& given) {
+  MoeArgs args = given;
+  if (args.first_norm != nullptr) {
+    RmsNorm(args.num_tokens, args.hidden, args.out, args.first_norm, args.norm_eps, args.normed);
+    args.x = args.normed;
+  }
   CHECK_LE(args.num_tokens, limits_.max_tokens);
   CHECK_LE(args.hidden, limits_.hidden);
   CHECK_LE(static_cast<int>(args.experts.size()), limits_.num_experts);
@@ -136,6 +141,8 @@ void CpuOps::Moe(const MoeArgs& args) {
       .args = args, .experts = {args.experts.begin(), args.experts.end()}, .shared = {}};
   if (args.shared != nullptr) call.shared = *args.shared;
   device_.compute().Launch([this, call = std::move(call)] { RunMoe(call); });
+  if (args.norm == nullptr) return;
+  RmsNorm(args.num_tokens, args.hidden, args.out, args.norm, args.norm_eps, args.normed);
 }
 
 // Fills chosen_ and weights_.

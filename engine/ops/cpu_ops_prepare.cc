@@ -2,6 +2,7 @@
 // tiles.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "engine/base/check.h"
 #include "engine/kernels/elementwise.h"
@@ -51,8 +52,12 @@ void PrepareGqaToken(const GqaPrepareArgs& args, int64_t token, const TokenScrat
   const int dim = args.head_dim;
   const int half = args.rope.dim / 2;
   const KvTarget& target = args.targets[token];
+  const auto stride = [&](int heads) {
+    return args.token_stride > 0 ? args.token_stride : int64_t{heads} * dim;
+  };
   for (int h = 0; h < args.num_heads; ++h) {
-    const float* q = static_cast<const float*>(args.q) + (token * args.num_heads + h) * dim;
+    const float* q =
+        static_cast<const float*>(args.q) + token * stride(args.num_heads) + int64_t{h} * dim;
     float* to = args.q_out + (token * args.num_heads + h) * args.kv.k_dim;
     if (args.q_norm != nullptr) {
       kernels::RmsNormRow(dim, q, args.q_norm, args.norm_eps, to);
@@ -64,7 +69,7 @@ void PrepareGqaToken(const GqaPrepareArgs& args, int64_t token, const TokenScrat
     std::fill(to + dim, to + args.kv.k_dim, 0.0f);
   }
   for (int h = 0; h < args.kv.num_kv_heads; ++h) {
-    const int64_t at = (token * args.kv.num_kv_heads + h) * dim;
+    const int64_t at = token * stride(args.kv.num_kv_heads) + int64_t{h} * dim;
     const float* k = static_cast<const float*>(args.k) + at;
     if (args.k_norm != nullptr) {
       kernels::RmsNormRow(dim, k, args.k_norm, args.norm_eps, scratch.key);
@@ -79,20 +84,27 @@ void PrepareGqaToken(const GqaPrepareArgs& args, int64_t token, const TokenScrat
   }
 }
 
+int64_t QueryStride(const MlaPrepareArgs& args) {
+  return args.token_stride > 0 ? args.token_stride
+                               : int64_t{args.num_heads} * (args.nope_dim + args.rope_dim);
+}
+
 void PrepareMlaToken(const MlaPrepareArgs& args, int64_t token, const TokenScratch& scratch) {
   const int half = args.rope_dim / 2;
   const int k_dim = args.kv.k_dim;
   const int head_dim = args.nope_dim + args.rope_dim;
   const int key_dim = args.latent_dim + args.rope_dim;
   for (int h = 0; h < args.num_heads; ++h) {
-    const float* q = static_cast<const float*>(args.q) + (token * args.num_heads + h) * head_dim;
+    const float* q =
+        static_cast<const float*>(args.q) + token * QueryStride(args) + int64_t{h} * head_dim;
     float* to = args.q_out + (token * args.num_heads + h) * k_dim + args.latent_dim;
     std::copy_n(q + args.nope_dim, args.rope_dim, to);
     kernels::RopeRow(half, scratch.cosines, scratch.sines, to);
     for (int d = 0; d < args.rope_dim; ++d) to[d] *= args.scale_log2;
     std::fill(to + args.rope_dim, to + k_dim - args.latent_dim, 0.0f);
   }
-  const float* kv_a = static_cast<const float*>(args.kv_a) + token * key_dim;
+  const float* kv_a = static_cast<const float*>(args.kv_a) +
+                      token * (args.token_stride > 0 ? args.token_stride : key_dim);
   kernels::RmsNormRow(args.latent_dim, kv_a, args.kv_norm, args.norm_eps, scratch.key);
   std::copy_n(kv_a + args.latent_dim, args.rope_dim, scratch.key + args.latent_dim);
   kernels::RopeRow(half, scratch.cosines, scratch.sines, scratch.key + args.latent_dim);
@@ -103,25 +115,38 @@ void PrepareMlaToken(const MlaPrepareArgs& args, int64_t token, const TokenScrat
 
 }  // namespace
 
+template <typename Args>
+void CpuOps::FillPlaces(const Args& args, std::vector<int64_t>* positions,
+                        std::vector<KvTarget>* targets) {
+  const bool staged = args.staged_layer >= 0;
+  const std::span<const int64_t> at = staged ? staged_.positions() : args.positions;
+  const std::span<const KvTarget> to = staged ? staged_.TargetsOf(args.staged_layer) : args.targets;
+  CheckTargets(args.kv, args.num_tokens, at, to);
+  positions->assign(at.begin(), at.end());
+  targets->assign(to.begin(), to.end());
+}
+
 void CpuOps::GqaPrepare(const GqaPrepareArgs& args) {
-  CheckTargets(args.kv, args.num_tokens, args.positions, args.targets);
+  std::vector<int64_t> positions;
+  std::vector<KvTarget> targets;
+  FillPlaces(args, &positions, &targets);
   CHECK_LE(args.num_tokens, limits_.max_tokens);
   CHECK_LE(args.head_dim, std::min({limits_.max_head_dim, args.kv.k_dim, args.kv.v_dim}));
   CHECK(args.rope.dim % 2 == 0 && args.rope.dim <= args.head_dim);
   CHECK(!args.kv.value_in_key);
   CHECK_EQ(args.num_heads % args.kv.num_kv_heads, 0);
-  device_.compute().Launch(
-      [this, args = args,
-       positions = std::vector<int64_t>(args.positions.begin(), args.positions.end()),
-       targets = std::vector<KvTarget>(args.targets.begin(), args.targets.end())]() mutable {
-        args.positions = positions;
-        args.targets = targets;
-        RunGqaPrepare(args);
-      });
+  device_.compute().Launch([this, args = args, positions = std::move(positions),
+                            targets = std::move(targets)]() mutable {
+    args.positions = positions;
+    args.targets = targets;
+    RunGqaPrepare(args);
+  });
 }
 
 void CpuOps::MlaPrepare(const MlaPrepareArgs& args) {
-  CheckTargets(args.kv, args.num_tokens, args.positions, args.targets);
+  std::vector<int64_t> positions;
+  std::vector<KvTarget> targets;
+  FillPlaces(args, &positions, &targets);
   CHECK_LE(args.num_tokens, limits_.max_tokens);
   CHECK_LE(args.rope_dim, limits_.max_head_dim);
   CHECK_EQ(args.rope.dim, args.rope_dim);
@@ -130,8 +155,7 @@ void CpuOps::MlaPrepare(const MlaPrepareArgs& args) {
   CHECK_EQ(static_cast<int>(args.key_up.size()), args.num_heads);
   device_.compute().Launch(
       [this, args = args, key_up = std::vector<Matrix>(args.key_up.begin(), args.key_up.end()),
-       positions = std::vector<int64_t>(args.positions.begin(), args.positions.end()),
-       targets = std::vector<KvTarget>(args.targets.begin(), args.targets.end())]() mutable {
+       positions = std::move(positions), targets = std::move(targets)]() mutable {
         args.positions = positions;
         args.targets = targets;
         args.key_up = key_up;
@@ -165,7 +189,7 @@ void CpuOps::RunMlaPrepare(const MlaPrepareArgs& args) {
     const int head_dim = args.nope_dim + args.rope_dim;
     products.push_back({.num_rows = args.num_tokens,
                         .x = static_cast<const float*>(args.q) + int64_t{h} * head_dim,
-                        .x_stride = int64_t{args.num_heads} * head_dim,
+                        .x_stride = QueryStride(args),
                         .w = args.key_up[h],
                         .y = args.q_out + int64_t{h} * args.kv.k_dim,
                         .y_stride = int64_t{args.num_heads} * args.kv.k_dim,

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
@@ -49,8 +50,9 @@ struct Rope {
 
 // Where a token's key and value go in this layer.
 struct KvTarget {
-  std::byte* block = nullptr;  // Device; base of the block.
-  int slot = 0;                // In [0, 64).
+  std::byte* block = nullptr;      // Device; base of the block.
+  int slot = 0;                    // In [0, 64).
+  int64_t layer_stride_bytes = 0;  // Of StepInputs: from the block in one layer to the next
 };
 
 struct GqaPrepareArgs {
@@ -61,11 +63,14 @@ struct GqaPrepareArgs {
   const void* q = nullptr;        // Activations [num_tokens, num_heads, head_dim]
   const void* k = nullptr;        // [num_tokens, num_kv_heads, head_dim]
   const void* v = nullptr;        // [num_tokens, num_kv_heads, head_dim]
+  int64_t token_stride = 0;       // Values from a token to the next in q, k and v; 0: no gaps
   const float* q_norm = nullptr;  // Device [head_dim], or null: RMS norm of each head before rope.
   const float* k_norm = nullptr;
   float norm_eps = 0;
   Rope rope;
   float scale_log2 = 0;  // log2(e) * softmax scale; multiplies q.
+  // From 0 on: positions and targets are those of the staged step, for this layer.
+  int staged_layer = -1;
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
   float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]; padding is zero.
@@ -80,12 +85,14 @@ struct MlaPrepareArgs {
   KvGeometry kv;                   // k_dim = pad(latent + rope), v_dim = pad(latent), value_in_key
   const void* q = nullptr;         // Activations [num_tokens, num_heads, nope + rope]
   const void* kv_a = nullptr;      // [num_tokens, latent + rope]
+  int64_t token_stride = 0;        // Values from a token to the next in q and kv_a; 0: no gaps
   const float* kv_norm = nullptr;  // Device [latent]
   float norm_eps = 0;
   Rope rope;
   float scale_log2 = 0;
   std::span<const Matrix>
-      key_up;  // [num_heads] of [latent, nope]: the absorbed key projection, transposed
+      key_up;             // [num_heads] of [latent, nope]: the absorbed key projection, transposed
+  int staged_layer = -1;  // As in GqaPrepareArgs
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
   float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]: latent part, rope part, zeros
@@ -99,6 +106,7 @@ struct AttendSpan {
   int64_t first_position = 0;
   int first_reader = 0;  // Range in AttendArgs::readers.
   int num_readers = 0;
+  int64_t layer_stride_bytes = 0;  // Of StepInputs: from the blocks in one layer to the next
 };
 
 // The query rows of one sequence: row first_row + i is at position first_position + i and sees
@@ -126,6 +134,46 @@ struct AttendArgs {
   AttendState state;
 };
 
+// All that differs between two decode steps of as many rows over KV that is on the device. Blocks
+// are named as they are in layer 0; the strides lead to the other layers.
+struct StepInputs {
+  KvGeometry kv;
+  int num_heads = 0;
+  std::span<const TokenId> tokens;  // By row
+  std::span<const int64_t> positions;
+  std::span<const KvTarget> targets;
+  std::span<const AttendSpan> spans;  // With the tokens of the step; every row sees some.
+  std::span<const int> readers;
+  std::span<const ReaderRows> rows;
+};
+
+// Attention of all rows of the staged step in one layer.
+struct StagedAttendArgs {
+  int layer = 0;
+  const float* q = nullptr;  // Device [rows, num_heads, k_dim]
+  AttendState state;         // Scratch
+  int out_dim = 0;           // Of v_dim, what is kept.
+  void* out = nullptr;       // Activations [rows, num_heads, out_dim]
+};
+
+// Calls that were kept to be submitted again.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
+
+// Engine thread.
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  // Calls until EndRecording are kept and not run. They may not take arrays from the host.
+  // UNIMPLEMENTED where nothing can be kept. A failure of either leaves the queue as it was.
+  virtual absl::Status BeginRecording() = 0;
+  virtual absl::StatusOr<std::unique_ptr<Recording>> EndRecording() = 0;
+  // Submits what was recorded. Memory that the recorded calls name must still be there.
+  virtual void Replay(const Recording& recording) = 0;
+};
+
 struct MergeArgs {
   KvGeometry kv;
   int num_rows = 0;
@@ -148,7 +196,7 @@ struct ExpertChoice {
 struct MoeArgs {
   int num_tokens = 0;
   int hidden = 0;
-  const void* x = nullptr;  // Activations [num_tokens, hidden], normed
+  const void* x = nullptr;  // Activations [num_tokens, hidden], normed; unused with first_norm
   void* out = nullptr;      // Activations [num_tokens, hidden]; added to
   Matrix router;            // [num_experts, hidden]
   std::span<const MlpWeights> experts;
@@ -159,6 +207,12 @@ struct MoeArgs {
   int num_groups = 1;  // Above 1: only experts of the topk_groups best groups (by best expert).
   int topk_groups = 1;
   ExpertChoice choice;
+  // Norms of `out` to `normed`, weighed by these (device [hidden]; null: none). `first_norm` before
+  // all else: it makes what takes the place of x. `norm` at the end. `normed` may be x.
+  const float* first_norm = nullptr;
+  const float* norm = nullptr;
+  float norm_eps = 0;
+  void* normed = nullptr;  // Activations [num_tokens, hidden]
 };
 
 // The largest sizes a step may have; what Create reserves workspace for.
@@ -181,12 +235,14 @@ struct OpsFootprint {
                           int64_t cols) = nullptr;
   // Bytes of device memory of the workspace.
   int64_t (*workspace_bytes)(const OpsLimits& limits) = nullptr;
+  // Bytes of device memory that a recording takes for each layer of a model, at most; 0 where
+  // nothing is recorded.
+  int64_t recording_layer_bytes = 0;
 };
 
 // Engine thread.
-class Ops {
+class Ops : public Recorder {
  public:
-  virtual ~Ops() = default;
   virtual device::Device& device() = 0;
   virtual OpsFootprint footprint() const = 0;
   int activation_bytes() const { return footprint().activation_bytes; }
@@ -200,6 +256,8 @@ class Ops {
   virtual absl::StatusOr<Matrix> RandomMatrix(std::byte* to, WeightType source, WeightFormat format,
                                               int64_t rows, int64_t cols, float sigma,
                                               uint64_t seed) = 0;
+  // Matrices that lie behind each other as one with all their rows, where that is how they lie.
+  virtual std::optional<Matrix> Join(std::span<const Matrix> parts) = 0;
   // Brings a vector of float32 to `to`, vector_bytes(count) long; it stays float32. Waits.
   virtual absl::StatusOr<const float*> LoadVector(std::byte* to, int64_t count,
                                                   const float* from) = 0;
@@ -227,6 +285,12 @@ class Ops {
   virtual void Attend(const AttendArgs& args) = 0;
   // Finishes the states, merged with the CPU's partials.
   virtual void MergeAttention(const MergeArgs& args) = 0;
+  // Brings a step's inputs to where EmbedStaged, AttendStaged and calls with a staged_layer find
+  // them, until the next StageStep. True where these calls, for this step and for any other of as
+  // many rows that gets true, are the same: what was recorded of one can be replayed for the other.
+  virtual bool StageStep(const StepInputs& inputs) = 0;
+  virtual void EmbedStaged(const Matrix& table, void* out) = 0;
+  virtual void AttendStaged(const StagedAttendArgs& args) = 0;
   // out += down(silu(gate x) * up x)
   virtual void Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) = 0;
   virtual void Moe(const MoeArgs& args) = 0;

@@ -68,6 +68,8 @@ struct EngineOptions {
   absl::Duration progress_interval = absl::Seconds(1);
   // Checks the CRC of every sealed block before it is attended to. For tests; slow.
   bool verify_blocks = false;
+  // Recordings of decode steps that are kept, by batch size; see StepRecordings. 0: none.
+  int max_step_graphs = 16;
   std::optional<roofline::MachineProfile> machine_profile;  // Start-up rates; else probed at start
 };
 
@@ -164,6 +166,8 @@ struct EngineState {
   int64_t preemptions_pause_total = 0;
   int64_t preemptions_drop_total = 0;
   int64_t failed_steps_total = 0;
+  int64_t replayed_steps_total = 0;       // Resident decode steps that were launched as a graph
+  int64_t step_graph_failures_total = 0;  // Above 0: no graph is made any more
   int64_t nan_logits_total = 0;
   int64_t upload_bytes_total = 0;    // Host to device, for attention
   int64_t download_bytes_total = 0;  // Device to host: commits

@@ -69,6 +69,11 @@ class Planner {
             footprint.workspace_bytes(
                 model::OpsLimitsOf(config_, std::max(o.prefill_chunk_tokens, o.max_sequences))));
     AddItem("activations", true, fixed.activations);
+    if (footprint.recording_layer_bytes > 0) {
+      runner.max_recordings = std::min(o.max_step_graphs, o.max_sequences);
+      AddItem("graphs of decode steps, at most", true,
+              runner.max_recordings * config_.num_layers * footprint.recording_layer_bytes);
+    }
     AddItem("open tails and prefill workspace", true, fixed.tails_and_workspace);
     RETURN_IF_ERROR(SizeRing());
     AddItem("queries and partials", false, fixed.handoff_host);
@@ -202,6 +207,9 @@ absl::Status ValidateOptions(const EngineOptions& o) {
   if (o.max_queue < 1) return bad("the queue limit", o.max_queue, "at least 1");
   if (o.prefill_chunk_tokens < 0 || o.prefill_chunk_tokens > 65536) {
     return bad("the prefill chunk", o.prefill_chunk_tokens, "in [0, 65536]");
+  }
+  if (o.max_step_graphs < 0 || o.max_step_graphs > 4096) {
+    return bad("the number of step graphs", o.max_step_graphs, "in [0, 4096]");
   }
   if (o.ring_bytes < 0) return bad("the ring size", o.ring_bytes, "at least 0");
   if (o.cpu_workers < 0 || o.cpu_workers > 1024) {

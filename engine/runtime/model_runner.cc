@@ -74,7 +74,7 @@ ModelRunner::FixedBytes ModelRunner::PlanBytes(const model::ModelConfig& config,
 }
 
 ModelRunner::ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options)
-    : config_(config), ops_(ops), options_(options) {}
+    : config_(config), ops_(ops), options_(options), recordings_(ops, options.max_recordings) {}
 
 ModelRunner::~ModelRunner() {
   // Threads that submit end with it; the queues wait for no other.
@@ -153,7 +153,7 @@ absl::StatusOr<double> ModelRunner::MeasureDense(int batch_size) {
   int full_slice = -1;
   const double began_s = device::NowSeconds();
   const absl::Status status = RunResident(
-      slices, [](int, int64_t, std::span<const float>) {}, &full_slice);
+      slices, [](int, int64_t, std::span<const float>) {}, &full_slice, /*may_replay=*/false);
   const double seconds = device::NowSeconds() - began_s;
   for (const int slot : slots) cache_->RemoveSequence(slot);
   RETURN_IF_ERROR(status);
@@ -285,25 +285,61 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
   return result;
 }
 
+bool ModelRunner::StageResident(const Step& step) {
+  std::vector<ops::KvTarget> targets;
+  for (const kvcache::WritePlan& plan : step.plans) {
+    for (const kvcache::UnitWrite& write : plan.units) {
+      // A token goes to its sequence's tail, which has room for every layer.
+      CHECK_GE(write.target.period, config_.num_layers);
+      for (int slot = 0; slot < write.num_slots; ++slot) {
+        targets.push_back({.block = write.target.At(0),
+                           .slot = write.first_slot + slot,
+                           .layer_stride_bytes = write.target.stride_bytes});
+      }
+    }
+  }
+  for (const attention::StepAttention::Open& open : step.attention.open) {
+    CHECK_GE(open.span.address.period, config_.num_layers);
+  }
+  const attention::HybridAttention::DeviceSpans spans =
+      attention_->SpansOnDevice(step.attention, /*layer=*/0);
+  return ops_.StageStep({.kv = cache_->blocks().geometry(),
+                         .num_heads = config_.num_heads,
+                         .tokens = step.tokens,
+                         .positions = step.positions,
+                         .targets = targets,
+                         .spans = spans.spans,
+                         .readers = spans.readers,
+                         .rows = step.attention.rows});
+}
+
 absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
-                                      int* full_slice) {
+                                      int* full_slice, bool may_replay) {
   Step step;
   RETURN_IF_ERROR(Prepare(slices, /*retain_keep_free=*/-1, &step, full_slice));
   if (step.attention.runs.spilled_blocks() > 0) {
     Abandon(step);
     return absl::InternalError("a resident step over spilled blocks");
   }
-  resident_decoder_->Embed(step.tokens);
-  for (int layer = 0; layer < config_.num_layers; ++layer) {
-    FillTargets(step, layer);
-    resident_decoder_->BeforeAttention(layer, step.positions, step.targets);
-    for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
-    attention_->AttendResident(step.attention, layer, resident_decoder_->q(),
-                               resident_decoder_->state(), resident_decoder_->attention_out());
-    resident_decoder_->AfterAttention(layer);
-  }
+  const int num_rows = static_cast<int>(step.tokens.size());
+  const bool all_logits = step.logit_rows.size() == step.tokens.size();
   float* logits = reinterpret_cast<float*>(resident_logits_.data());
-  if (!step.logit_rows.empty()) resident_decoder_->Logits(step.logit_rows, logits);
+  const bool can_replay =
+      StageResident(step) && all_logits && may_replay && !resident_decoder_->has_choice_hook();
+  const auto submit = [&] {
+    resident_decoder_->EmbedStaged(num_rows);
+    for (int layer = 0; layer < config_.num_layers; ++layer) resident_decoder_->StagedLayer(layer);
+    if (all_logits) resident_decoder_->AllLogits(logits);
+  };
+  if (can_replay) {
+    recordings_.Submit(num_rows, submit);
+  } else {
+    submit();
+  }
+  if (!all_logits && !step.logit_rows.empty()) resident_decoder_->Logits(step.logit_rows, logits);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
+  }
   RETURN_IF_ERROR(ops_.device().compute().Record().Wait(absl::InfiniteDuration()));
   Finish(slices, step);
   EmitLogits(step, 0, static_cast<int64_t>(step.logit_rows.size()), logits, sink);

@@ -16,6 +16,7 @@
 #include "engine/model/config.h"
 #include "engine/model/decoder.h"
 #include "engine/ops/ops.h"
+#include "engine/runtime/step_recordings.h"
 #include "engine/runtime/step_stats.h"
 
 namespace writescope::runtime {
@@ -66,6 +67,7 @@ class ModelRunner {
     int num_workers = 1;
     absl::Duration wait_limit = absl::Seconds(2);
     absl::Duration nap = absl::Microseconds(20);
+    int max_recordings = 0;                  // Of resident steps, where the device keeps calls
     kvcache::InplaceKvCache::Options cache;  // geometry, num_layers, max_sequences are filled in
   };
   // Sizes of what Create allocates besides weights and regions; device bytes and host bytes.
@@ -100,10 +102,12 @@ class ModelRunner {
   absl::StatusOr<StepResult> Run(std::span<const StepSlice> slices, const StepOptions& options,
                                  const LogitsSink& sink, int* full_slice);
   // The same for sequences whose blocks are all on the device, one token each; may be called from
-  // StepOptions::between.
+  // StepOptions::between. With `may_replay` a recording is used or made.
   absl::Status RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
-                           int* full_slice);
+                           int* full_slice, bool may_replay = true);
+  const RecordingCounts& recording_counts() const { return recordings_.counts(); }
   // Seconds of a step of this many sequences that have no KV yet: D, nearly. Before any is open.
+  // Submitted call by call, as steps with spilled KV are.
   absl::StatusOr<double> MeasureDense(int batch_size);
   // False: a thread of a failed step did not come back; the engine cannot go on.
   bool Ok() const { return attention_->Ok(); }
@@ -125,6 +129,8 @@ class ModelRunner {
   absl::Status VerifyBlocks(const Step& step, int* bad_slice) const;
   void FillTargets(Step& step, int layer) const;
   absl::Status RunLayers(Step& step, const StepOptions& options);
+  // What Ops::StageStep returns for the step.
+  bool StageResident(const Step& step);
   void Finish(std::span<const StepSlice> slices, Step& step);
   void Abandon(Step& step);
   // Rows [first, first + count) of the step's logit rows.
@@ -139,6 +145,7 @@ class ModelRunner {
   std::unique_ptr<attention::HybridAttention> attention_;
   std::unique_ptr<model::Decoder> decoder_;           // Prefill and hybrid steps
   std::unique_ptr<model::Decoder> resident_decoder_;  // Steps inside a hybrid step
+  StepRecordings recordings_;                         // Of resident_decoder_'s steps
   device::Buffer logits_;                             // Page-locked [max_logit_rows, vocab]
   device::Buffer resident_logits_;                    // Page-locked [max_sequences, vocab]
 };

@@ -241,8 +241,12 @@ void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, 
       kPerGraph);
   const double combine_us = GraphUs(
       [&](int) {
-        kernels::LaunchCombine(stream(), kernels::ValueType::kBf16, tokens, shape.k, shape.hidden,
-                               results, weights, activated);
+        kernels::LaunchCombine(stream(), {.num_tokens = tokens,
+                                          .k = shape.k,
+                                          .hidden = shape.hidden,
+                                          .results = results,
+                                          .weights = weights,
+                                          .out = activated});
       },
       kPerGraph);
   std::printf("             route %.1f, sum %.1f us;", route_us, combine_us);
@@ -355,14 +359,13 @@ void Bench::QwenLayer() {
            .num_heads = 32,
            .max_head_dim = 128});
   struct Attention {
-    Matrix q, k, v, o;
+    Matrix qkv, o;
   };
   std::vector<Layer> layers;
   std::vector<Attention> attention;
   for (int i = 0; i < shape.num_layers; ++i) {
     layers.push_back(MakeLayer(shape));
-    attention.push_back({Random(4096, 2048, 0.02f), Random(512, 2048, 0.02f),
-                         Random(512, 2048, 0.02f), Random(2048, 4096, 0.02f)});
+    attention.push_back({Random(5120, 2048, 0.02f), Random(2048, 4096, 0.02f)});
   }
   // What the warm-up loads comes on top of what the device has counted.
   size_t free_before = 0, free_after = 0, total = 0;
@@ -377,9 +380,7 @@ void Bench::QwenLayer() {
   const float* norm = *ops_->LoadVector(Allocate(Ops::vector_bytes(2048)), 2048, ones.data());
   void* x = Activations(128, 2048);
   void* normed = Activations(128, 2048);
-  void* q = Activations(128, 4096);
-  void* k = Activations(128, 512);
-  void* v = Activations(128, 512);
+  auto* qkv = static_cast<std::byte*>(Activations(128, 5120));
   auto* q_out = reinterpret_cast<float*>(Allocate(128 * 4096 * 4));
   const KvGeometry kv = {.num_kv_heads = 4, .k_dim = 128, .v_dim = 128};
   std::byte* blocks = Allocate(128 * kv.block_bytes());
@@ -389,17 +390,15 @@ void Bench::QwenLayer() {
     std::vector<KvTarget> targets;
     for (int t = 0; t < tokens; ++t) targets.push_back({blocks + t * kv.block_bytes(), 63});
     const auto before = [&](int i) {
-      ops_->RmsNorm(tokens, 2048, x, norm, 1e-6f, normed);
-      ops_->Linear(tokens, normed, attention[i].q, q);
-      ops_->Linear(tokens, normed, attention[i].k, k);
-      ops_->Linear(tokens, normed, attention[i].v, v);
+      ops_->Linear(tokens, normed, attention[i].qkv, qkv);
       ops_->GqaPrepare({.num_tokens = tokens,
                         .num_heads = 32,
                         .head_dim = 128,
                         .kv = kv,
-                        .q = q,
-                        .k = k,
-                        .v = v,
+                        .q = qkv,
+                        .k = qkv + 4096 * 2,
+                        .v = qkv + 4608 * 2,
+                        .token_stride = 5120,
                         .q_norm = norm,
                         .k_norm = norm,
                         .norm_eps = 1e-6f,
@@ -410,9 +409,13 @@ void Bench::QwenLayer() {
                         .q_out = q_out});
     };
     const auto after = [&](int i) {
-      ops_->Linear(tokens, q, attention[i].o, x, true);
+      ops_->Linear(tokens, qkv, attention[i].o, x, true);
       ops_->RmsNorm(tokens, 2048, x, norm, 1e-6f, normed);
-      ops_->Moe(Moe(shape, layers[i], tokens, normed, x));
+      MoeArgs moe = Moe(shape, layers[i], tokens, normed, x);
+      moe.norm = norm;
+      moe.norm_eps = 1e-6f;
+      moe.normed = normed;
+      ops_->Moe(moe);
     };
     const double before_us = GraphUs(before, shape.num_layers);
     const double after_us = GraphUs(after, shape.num_layers);

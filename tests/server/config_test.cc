@@ -42,6 +42,7 @@ TEST(WorkerConfig, EveryFlagDoesSomething) {
                                                       "--max-context=100",
                                                       "--max-sequences=3",
                                                       "--max-queue=5",
+                                                      "--step-graphs=3",
                                                       "--prefill-chunk=64",
                                                       "--ring-size=2MiB",
                                                       "--workers=7",
@@ -76,6 +77,7 @@ TEST(WorkerConfig, EveryFlagDoesSomething) {
   EXPECT_EQ(config.engine.max_context_tokens, 100);
   EXPECT_EQ(config.engine.max_sequences, 3);
   EXPECT_EQ(config.engine.max_queue, 5);
+  EXPECT_EQ(config.engine.max_step_graphs, 3);
   EXPECT_EQ(config.engine.prefill_chunk_tokens, 64);
   EXPECT_EQ(config.engine.ring_bytes, 2 * kMiB);
   EXPECT_EQ(config.engine.cpu_workers, 7);

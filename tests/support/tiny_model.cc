@@ -31,6 +31,7 @@ absl::StatusOr<std::unique_ptr<TinyModel>> TinyModel::Load(const TinyModelOption
   runner.ring_bytes = options.ring_bytes;
   runner.num_workers = options.workers;
   runner.wait_limit = options.wait_limit;
+  runner.max_recordings = options.max_recordings;
   runner.cache.blocks = options.blocks;
   runner.cache.prefix_cache = options.prefix_cache;
   // The CRCs are made and checked by the host, which cannot read a GPU's memory.

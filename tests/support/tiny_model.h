@@ -30,6 +30,7 @@ struct TinyModelOptions {
   bool prefix_cache = true;
   bool verify = true;
   absl::Duration wait_limit = absl::Seconds(2);
+  int max_recordings = 0;
 };
 
 struct TinyModel {

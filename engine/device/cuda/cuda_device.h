@@ -23,12 +23,31 @@ enum class FlagWaits {
   kCaller,  // The submitting thread: nothing on the GPU ever waits for the CPU
 };
 
+// What BeginCapture and EndCapture kept, ready to be launched at once. Must not outlive its queue.
+class CapturedWork {
+ public:
+  explicit CapturedWork(cudaGraphExec_t graph) : graph_(graph) {}
+  ~CapturedWork() { cudaGraphExecDestroy(graph_); }
+  CapturedWork(const CapturedWork&) = delete;
+  CapturedWork& operator=(const CapturedWork&) = delete;
+  cudaGraphExec_t graph() const { return graph_; }
+
+ private:
+  cudaGraphExec_t graph_;
+};
+
 class CudaQueue : public Queue {
  public:
+  // Where kernels are launched; between BeginCapture and EndCapture a stream that keeps them.
   virtual cudaStream_t stream() const = 0;
+  // What the submitting thread launches on stream() from here on is kept and not run. Everything
+  // else of the queue goes on as ever. EndCapture gives the first error of the launches, too; they
+  // leave no other trace.
+  virtual absl::Status BeginCapture() = 0;
+  virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() = 0;
   // Page-locked memory of `size_bytes` (at most kMaxArgumentBytes), aligned to 64, that kernels
   // submitted next may read where it lies. It is reused once what was submitted before a later call
-  // is done. Submitting thread.
+  // is done. Submitting thread; while it captures this is an error of the capture.
   virtual std::byte* StageArguments(int64_t size_bytes) = 0;
   // A word in device memory: not 0 from a wait that ran out until TakeError.
   virtual const uint32_t* failed_word() const = 0;

@@ -38,6 +38,7 @@ StreamQueue::~StreamQueue() {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
+  if (capture_stream_ != nullptr) cudaStreamDestroy(capture_stream_);
   for (const PendingTime& pending : pending_times_) cudaEventDestroy(pending.event);
   for (cudaEvent_t event : free_events_) cudaEventDestroy(event);
   if (words_ != nullptr) cudaFreeHost(words_);
@@ -190,8 +191,47 @@ absl::Status StreamQueue::WaitTicket(uint64_t ticket, absl::Duration timeout) co
   return absl::OkStatus();
 }
 
+absl::Status StreamQueue::BeginCapture() {
+  CHECK(!capturing_);
+  if (capture_stream_ == nullptr) {
+    RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&capture_stream_, cudaStreamNonBlocking),
+                               "the stream that keeps work"));
+  }
+  // Relaxed: other threads may call what they like meanwhile, and kernels may be loaded.
+  const cudaError_t error = cudaStreamBeginCapture(capture_stream_, cudaStreamCaptureModeRelaxed);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return CudaStatus(error, "cudaStreamBeginCapture");
+  }
+  capturing_ = true;
+  capture_error_ = absl::OkStatus();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CapturedWork>> StreamQueue::EndCapture() {
+  CHECK(capturing_);
+  capturing_ = false;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t ready = nullptr;
+  cudaError_t error = cudaStreamEndCapture(capture_stream_, &graph);
+  if (capture_error_.ok() && error == cudaSuccess) error = cudaGraphInstantiate(&ready, graph, 0);
+  // Now, so that the first launch does not do it.
+  if (ready != nullptr && error == cudaSuccess) error = cudaGraphUpload(ready, stream_);
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  absl::Status status =
+      capture_error_.ok() ? CudaStatus(error, "a graph of kernels") : capture_error_;
+  if (status.ok()) return std::make_unique<CapturedWork>(ready);
+  if (ready != nullptr) cudaGraphExecDestroy(ready);
+  cudaGetLastError();
+  return status;
+}
+
 void StreamQueue::Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
+  if (capturing_) {
+    if (capture_error_.ok()) capture_error_ = CudaStatus(error, what);
+    return;
+  }
   broken_.store(true, std::memory_order_release);
   SetError(CudaStatus(error, absl::StrCat("queue ", name_, ": ", what)));
 }
@@ -230,6 +270,9 @@ absl::Status StreamQueue::TakeError() {
 
 std::byte* StreamQueue::StageArguments(int64_t size_bytes) {
   CHECK(size_bytes <= kMaxArgumentBytes) << size_bytes << " bytes of arguments";
+  if (capturing_ && capture_error_.ok()) {
+    capture_error_ = absl::InternalError("arguments of one call cannot be kept for another");
+  }
   const int64_t rounded = RoundUp(size_bytes, 64);
   if (segment_used_ + rounded > kMaxArgumentBytes) {
     segments_[static_cast<size_t>(segment_)] = Record();

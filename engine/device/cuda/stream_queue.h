@@ -45,7 +45,9 @@ class StreamQueue final : public CudaQueue {
   absl::Status TakeError() override;
   bool failed() const override;
 
-  cudaStream_t stream() const override { return stream_; }
+  cudaStream_t stream() const override { return capturing_ ? capture_stream_ : stream_; }
+  absl::Status BeginCapture() override;
+  absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override;
   std::byte* StageArguments(int64_t size_bytes) override;
   const uint32_t* failed_word() const override { return failed_word_; }
   void Check(cudaError_t error, const char* what) override;
@@ -67,7 +69,11 @@ class StreamQueue final : public CudaQueue {
   cudaStream_t stream_ = nullptr;
   QueueWords* words_ = nullptr;      // Mapped
   uint32_t* failed_word_ = nullptr;  // Device
-  absl::Duration flag_timeout_;      // Of the last WaitFlag, for the message
+  // Of the submitting thread. A stream of its own, so that other threads can look at stream_.
+  cudaStream_t capture_stream_ = nullptr;
+  bool capturing_ = false;
+  absl::Status capture_error_;
+  absl::Duration flag_timeout_;  // Of the last WaitFlag, for the message
   std::atomic<uint64_t> last_ticket_{0};
 
   // A ring of segments; one is reused after its event.

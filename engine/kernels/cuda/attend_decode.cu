@@ -260,14 +260,16 @@ __device__ void StorePartial(const SliceCall& call, int64_t first_partial, int n
 template <int kKDim, int kVDim>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     AttendDecodeKernel(const __grid_constant__ SliceCall call) {
-  if (static_cast<int>(blockIdx.x) >= call.sizes.num_chunks) return;
   __shared__ DecodeShared<kKDim, kVDim> shared;
   const int kv_head = blockIdx.y;
   const int warp = threadIdx.x / kWarpLanes;
   const int lane = threadIdx.x % kWarpLanes;
   using Units = SliceUnits<kKDim, kVDim>;
   UnitKeys<kKDim> keys;
-  shared.queue.Begin(call, blockIdx.x);
+  const bool has_work = shared.queue.Begin(call, blockIdx.x);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
+  if (!has_work) return;
   if (const Units units(call, shared.queue.slices[0], kv_head);
       kAhead<kKDim> && warp < units.num_units()) {
     LoadKeys<kKDim>(units.Keys(warp), lane, keys);
@@ -298,7 +300,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
                               shared, limit, keys, state);
     StoreWarp<kKDim, kVDim>(state, warp, lane, shared);
     __syncthreads();
-    StorePartial<kKDim, kVDim>(call, PartialIndex(call, slice.index, kv_head), num_slots, shared);
+    StorePartial<kKDim, kVDim>(call, PartialIndex(call, shared.queue.sizes, slice.index, kv_head),
+                               num_slots, shared);
     FinishSlice(call, shared.queue.arrays, slice, kv_head, shared.fold);
     __syncthreads();
   }
@@ -308,8 +311,7 @@ template <int kKDim, int kVDim>
 cudaError_t Launch(cudaStream_t stream, const SliceCall& call) {
   const int chunks = call.sizes.num_chunks < 1 ? 1 : call.sizes.num_chunks;
   const dim3 grid(chunks, call.rows.kv.num_kv_heads);
-  AttendDecodeKernel<kKDim, kVDim><<<grid, kThreads, 0, stream>>>(call);
-  return cudaGetLastError();
+  return LaunchSlices(stream, &AttendDecodeKernel<kKDim, kVDim>, grid, kThreads, 0, call);
 }
 
 using Launcher = cudaError_t (*)(cudaStream_t, const SliceCall&);

@@ -50,8 +50,8 @@ __device__ inline void FoldHere(const SliceCall& call, const SliceArrays& arrays
     float l = call.rows.l[at];
     float4 sum = *reinterpret_cast<const float4*>(state_o);
     for (int p = 0; p < fold.num_parts; ++p) {
-      const int64_t first =
-          PartialIndex(call, parts[p].first_slice, kv_head) + parts[p].first_slot + head;
+      const int64_t first = PartialIndex(call, call.sizes, parts[p].first_slice, kv_head) +
+                            parts[p].first_slot + head;
 #pragma unroll 8
       for (int s = 0; s < parts[p].num_slices; ++s) {
         // Other multiprocessors wrote the partials: L1 may hold what was there before.

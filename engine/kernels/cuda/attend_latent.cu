@@ -34,7 +34,6 @@ using DecodeShared = Shared<1, 2>;
 
 __global__ void __launch_bounds__(DecodeShared::kThreads, 1)
     AttendLatentSlices(const __grid_constant__ SliceCall call) {
-  if (static_cast<int>(blockIdx.x) >= call.sizes.num_chunks) return;
   extern __shared__ __align__(128) std::byte shared_bytes[];
   DecodeShared& shared = *reinterpret_cast<DecodeShared*>(shared_bytes);
   __shared__ SliceQueue queue;
@@ -47,7 +46,10 @@ __global__ void __launch_bounds__(DecodeShared::kThreads, 1)
         from.base + block * block_bytes + kv_head * call.rows.kv.head_bytes(),
         shared.stages[stage]);
   };
-  queue.Begin(call, blockIdx.x);
+  const bool has_work = queue.Begin(call, blockIdx.x);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
+  if (!has_work) return;
   copy(queue.slices[0], 0, 0);
   CommitCopies();
   int stage = 0;
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(DecodeShared::kThreads, 1)
       __syncthreads();
       stage ^= 1;
     }
-    const int64_t first = PartialIndex(call, slice.index, kv_head);
+    const int64_t first = PartialIndex(call, queue.sizes, slice.index, kv_head);
     warp.Store([&](int slot) { return slot < num_slots ? first + slot : int64_t{-1}; },
                call.partials.o, call.partials.m, call.partials.l);
     FinishSlice(call, queue.arrays, slice, kv_head, fold);
@@ -149,11 +151,11 @@ cudaError_t AllowShared(Kernel kernel, size_t bytes) {
 cudaError_t PrepareSlices() { return AllowShared(AttendLatentSlices, sizeof(DecodeShared)); }
 cudaError_t PrepareTiles() { return AllowShared(AttendLatentTiles, sizeof(PrefillShared)); }
 
-cudaError_t LaunchSlices(cudaStream_t stream, const SliceCall& call) {
+cudaError_t LaunchLatentSlices(cudaStream_t stream, const SliceCall& call) {
   const int chunks = call.sizes.num_chunks < 1 ? 1 : call.sizes.num_chunks;
   const dim3 grid(chunks, call.rows.kv.num_kv_heads);
-  AttendLatentSlices<<<grid, DecodeShared::kThreads, sizeof(DecodeShared), stream>>>(call);
-  return cudaGetLastError();
+  return LaunchSlices(stream, &AttendLatentSlices, grid, DecodeShared::kThreads,
+                      sizeof(DecodeShared), call);
 }
 
 cudaError_t LaunchTiles(cudaStream_t stream, const TileCall& call) {
@@ -173,7 +175,7 @@ SliceKernel LatentDecodeKernel(const KvGeometry& kv) {
   SliceKernel kernel;
   kernel.prepare = PrepareSlices;
   kernel.shared_bytes = sizeof(DecodeShared) + sizeof(SliceQueue) + sizeof(FoldShared);
-  if (Supports(kv)) kernel.launch = LaunchSlices;
+  if (Supports(kv)) kernel.launch = LaunchLatentSlices;
   return kernel;
 }
 

@@ -42,6 +42,21 @@ SliceKernel DecodeKernel(const KvGeometry& kv);
 cudaError_t LaunchFoldPartials(cudaStream_t stream, const SliceCall& call);
 bool FoldsInPlace(const KvGeometry& kv, const SliceSizes& sizes);
 
+// The end of a staged call whose slices are all that its rows see: what resetting, folding and
+// merging states comes to, without states.
+struct FinishCall {
+  KvGeometry kv;
+  int num_heads;
+  const SliceSizes* staged;  // As in SliceCall
+  int num_folds;             // Of the plan
+  int max_heads;             // The most that a fold has
+  Partials partials;
+  int out_dim;
+  void* out;  // [rows, num_heads, out_dim], float or bf16
+  bool out_bf16;
+};
+cudaError_t LaunchFinishRows(cudaStream_t stream, const FinishCall& call);
+
 // A kernel that takes tiles of rows on from their states.
 struct TileKernel {
   // Once before the first launch on a device.

@@ -123,14 +123,16 @@ __device__ void AddValues(const KvGeometry& kv, const std::byte* k, const SimtSh
 
 __global__ void __launch_bounds__(kThreads)
     AttendSimtKernel(const __grid_constant__ SliceCall call) {
-  if (static_cast<int>(blockIdx.x) >= call.sizes.num_chunks) return;
   extern __shared__ float shared_floats[];
   __shared__ FoldShared fold;
   __shared__ SliceQueue queue;
   const KvGeometry& kv = call.rows.kv;
   const SimtShared shared = FindShared(shared_floats, kv);
   const int kv_head = blockIdx.y;
-  queue.Begin(call, blockIdx.x);
+  const bool has_work = queue.Begin(call, blockIdx.x);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
+  if (!has_work) return;
   for (int i = 0; queue.slices[i % 2].num_blocks > 0; ++i) {
     const Slice& slice = queue.slices[i % 2];
     queue.LookAhead(call, i);
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
       AddValues(kv, k, shared, num_slots, num_tokens);
       __syncthreads();
     }
-    const int64_t first = PartialIndex(call, slice.index, kv_head);
+    const int64_t first = PartialIndex(call, queue.sizes, slice.index, kv_head);
     for (int at = threadIdx.x; at < num_slots * kv.v_dim; at += kThreads) {
       call.partials.o[first * kv.v_dim + at] = shared.o[at];
     }
@@ -185,8 +187,8 @@ cudaError_t Prepare() {
 cudaError_t Launch(cudaStream_t stream, const SliceCall& call) {
   const int chunks = call.sizes.num_chunks < 1 ? 1 : call.sizes.num_chunks;
   const dim3 grid(chunks, call.rows.kv.num_kv_heads);
-  AttendSimtKernel<<<grid, kThreads, SharedBytes(call.rows.kv), stream>>>(call);
-  return cudaGetLastError();
+  return LaunchSlices(stream, &AttendSimtKernel, grid, kThreads,
+                      static_cast<size_t>(SharedBytes(call.rows.kv)), call);
 }
 
 }  // namespace

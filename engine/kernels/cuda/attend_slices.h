@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "engine/kernels/cuda/attend_work.h"
+#include "engine/kernels/cuda/launch.h"
 
 namespace writescope::kernels {
 
@@ -22,8 +23,9 @@ __device__ inline SliceArrays ArraysOf(const SliceCall& call) {
   return FindSliceArrays(call.arrays != nullptr ? call.arrays : call.inlined, call.sizes);
 }
 
-__device__ inline int64_t PartialIndex(const SliceCall& call, int slice, int kv_head) {
-  return (int64_t{slice} * call.rows.kv.num_kv_heads + kv_head) * call.sizes.num_slots;
+__device__ inline int64_t PartialIndex(const SliceCall& call, const SliceSizes& sizes, int slice,
+                                       int kv_head) {
+  return (int64_t{slice} * call.rows.kv.num_kv_heads + kv_head) * sizes.num_slots;
 }
 
 // Where a thread block is on its way through the slices of its chunk. In shared memory: registers
@@ -37,12 +39,12 @@ struct ChunkWalk {
 
 // By all lanes of one warp, which search 32-fold: each step is a read of memory before the first
 // key can be asked for.
-__device__ inline void BeginWalk(const SliceCall& call, const Panel* panels, int chunk,
+__device__ inline void BeginWalk(const SliceSizes& sizes, const Panel* panels, int chunk,
                                  ChunkWalk* walk) {
-  const int at = ChunkBegin(call.sizes, chunk);
+  const int at = ChunkBegin(sizes, chunk);
   const int lane = threadIdx.x % 32;
   int first = 0;
-  int count = call.sizes.num_panels;
+  int count = sizes.num_panels;
   while (count > 1) {
     const int step = (count + 31) / 32;
     const bool before = lane * step < count && panels[first + lane * step].first_block <= at;
@@ -53,7 +55,7 @@ __device__ inline void BeginWalk(const SliceCall& call, const Panel* panels, int
   if (lane != 0) return;
   walk->chunk = chunk;
   walk->at = at;
-  walk->end = ChunkBegin(call.sizes, chunk + 1);
+  walk->end = ChunkBegin(sizes, chunk + 1);
   walk->panel = first;
 }
 
@@ -69,7 +71,8 @@ __device__ inline void NextSlice(const SliceCall& call, const SliceArrays& array
   const int tokens_left = panel.span.num_tokens - first * kBlockTokens;
   slice->panel = &panel;
   slice->rows = arrays.rows + panel.first_row;
-  slice->base = panel.span.base + first * call.rows.kv.block_bytes();
+  slice->base = panel.span.base + call.layer * panel.span.layer_stride_bytes +
+                first * call.rows.kv.block_bytes();
   slice->first_position = panel.span.first_position + int64_t{first} * kBlockTokens;
   slice->index = walk->chunk + walk->panel;
   slice->num_tokens =
@@ -83,28 +86,46 @@ __device__ inline void NextSlice(const SliceCall& call, const SliceArrays& array
 // keys to be asked for ahead. In shared memory.
 struct SliceQueue {
   alignas(16) uint32_t inlined[kInlineBytes / 4];
+  SliceSizes sizes;
   SliceArrays arrays;
   ChunkWalk walk;
   Slice slices[2];
 
-  // By the whole thread block. Parameters of the launch are copied by their own, fast, path: a read
-  // through a pointer to them costs as much as one of device memory.
-  __device__ void Begin(const SliceCall& call, int chunk) {
-    if (call.arrays == nullptr) {
-      const int num_words = static_cast<int>(SliceArrayBytes(call.sizes) / 4);
-      for (int i = threadIdx.x; i < num_words; i += blockDim.x) {
-        inlined[i] = reinterpret_cast<const uint32_t*>(call.inlined)[i];
+  // By the whole thread block; false where there is no such chunk. Parameters of the launch are
+  // copied by their own, fast, path: a read through a pointer to them costs as much as one of
+  // device memory. A staged plan is read in one go, before its size is known: each further read
+  // would cost another trip to memory.
+  __device__ bool Begin(const SliceCall& call, int chunk) {
+    const std::byte* at = call.arrays;
+    if (call.staged != nullptr) {
+      const uint4* from = reinterpret_cast<const uint4*>(call.staged + 1);
+      uint4* to = reinterpret_cast<uint4*>(inlined);
+      for (int i = threadIdx.x; i < kInlineBytes / 16; i += blockDim.x) to[i] = from[i];
+      if (threadIdx.x == 0) sizes = *call.staged;
+      __syncthreads();
+      if (chunk >= sizes.num_chunks) return false;
+      at = SliceArrayBytes(sizes) <= kInlineBytes ? reinterpret_cast<const std::byte*>(inlined)
+                                                  : reinterpret_cast<const std::byte*>(from);
+    } else {
+      if (chunk >= call.sizes.num_chunks) return false;
+      if (at == nullptr) {
+        const int num_words = static_cast<int>(SliceArrayBytes(call.sizes) / 4);
+        for (int i = threadIdx.x; i < num_words; i += blockDim.x) {
+          inlined[i] = reinterpret_cast<const uint32_t*>(call.inlined)[i];
+        }
+        at = reinterpret_cast<const std::byte*>(inlined);
       }
+      if (threadIdx.x == 0) sizes = call.sizes;
+      __syncthreads();
     }
-    const std::byte* at =
-        call.arrays != nullptr ? call.arrays : reinterpret_cast<const std::byte*>(inlined);
-    if (threadIdx.x == 0) arrays = FindSliceArrays(at, call.sizes);
+    if (threadIdx.x == 0) arrays = FindSliceArrays(at, sizes);
     __syncthreads();
     if (threadIdx.x < 32) {
-      BeginWalk(call, arrays.panels, chunk, &walk);
+      BeginWalk(sizes, arrays.panels, chunk, &walk);
       if (threadIdx.x == 0) NextSlice(call, arrays, &walk, &slices[0]);
     }
     __syncthreads();
+    return true;
   }
   // Before the work on slice i; there for all after the next barrier.
   __device__ void LookAhead(const SliceCall& call, int i) {
@@ -119,6 +140,15 @@ __device__ inline int64_t SlotState(const SliceCall& call, const Slice& slice, i
   const int group = call.rows.num_heads / call.rows.kv.num_kv_heads;
   return int64_t{slice.rows[slot / heads].row} * call.rows.num_heads + kv_head * group +
          slice.panel->first_head + slot % heads;
+}
+
+// Slice kernels read their plan before they wait for the kernel before, so they may begin early
+// only where no kernel just before wrote the plan: where it is staged.
+inline cudaError_t LaunchSlices(cudaStream_t stream, void (*kernel)(const SliceCall), dim3 grid,
+                                int threads, size_t shared_bytes, const SliceCall& call) {
+  if (call.staged != nullptr) return LaunchEarly(stream, kernel, grid, threads, shared_bytes, call);
+  kernel<<<grid, threads, shared_bytes, stream>>>(call);
+  return cudaGetLastError();
 }
 
 }  // namespace writescope::kernels

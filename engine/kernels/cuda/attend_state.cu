@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   const FoldPart* parts = arrays.parts + fold.first_part;
   const int64_t slice_stride = int64_t{kv.num_kv_heads} * sizes.num_slots;
   const auto first_partial = [&](const FoldPart& part) {
-    return PartialIndex(call, part.first_slice, kv_head) + part.first_slot + head;
+    return PartialIndex(call, sizes, part.first_slice, kv_head) + part.first_slot + head;
   };
 
   __shared__ float warp_max[kFoldWarps];

@@ -29,8 +29,9 @@ struct AttendRows {
 
 // Consecutive blocks at consecutive addresses.
 struct KvSpan {
-  const std::byte* base;
+  const std::byte* base;  // In layer 0 of the call
   int64_t first_position;
+  int64_t layer_stride_bytes;
   int32_t num_tokens;
   int32_t reserved;
 };
@@ -129,6 +130,11 @@ struct Partials {
 struct SliceCall {
   AttendRows rows;
   SliceSizes sizes;
+  // Device, or null. One plan for many calls: sizes and arrays are here, the arrays right behind
+  // (with kInlineBytes that may be read in any case), and `sizes` tells the largest num_chunks
+  // only.
+  const SliceSizes* staged;
+  int32_t layer;
   Partials partials;
   // Device [num_folds, num_kv_heads]: slices of a fold that are done; zero between calls. Null: the
   // slices are folded by a launch of its own.

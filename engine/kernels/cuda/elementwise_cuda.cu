@@ -30,6 +30,7 @@ template <typename T, bool kVector>
 __global__ void RmsNormKernel(int dim, const T* x, const float* weight, float eps, T* out) {
   constexpr int kWidth = kVector ? 8 : 1;
   __shared__ float warp_sums[kThreads / 32];
+  WaitForKernelBefore();
   LetNextKernelBegin();
   x += static_cast<int64_t>(blockIdx.x) * dim;
   out += static_cast<int64_t>(blockIdx.x) * dim;
@@ -67,16 +68,18 @@ __global__ void RmsNormKernel(int dim, const T* x, const float* weight, float ep
 }
 
 template <typename T>
-void RmsNorm(cudaStream_t stream, int num_rows, int dim, const void* x, const float* weight,
-             float eps, void* out) {
+cudaError_t RmsNorm(cudaStream_t stream, int num_rows, int dim, const void* x, const float* weight,
+                    float eps, void* out) {
   const bool vector = dim % 8 == 0 && IsAligned16(x) && IsAligned16(weight) && IsAligned16(out);
   const auto kernel = vector ? &RmsNormKernel<T, true> : &RmsNormKernel<T, false>;
-  kernel<<<num_rows, kThreads, 0, stream>>>(dim, static_cast<const T*>(x), weight, eps,
-                                            static_cast<T*>(out));
+  return LaunchEarly(stream, kernel, num_rows, kThreads, 0, dim, static_cast<const T*>(x), weight,
+                     eps, static_cast<T*>(out));
 }
 
 template <typename T, bool kVector>
 __global__ void SwiGluKernel(int64_t count, const T* gate, const T* up, T* out) {
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   for (int64_t item = FirstItem(); item < count; item += ItemStride()) {
     if constexpr (kVector) {
       float gates[8], ups[8];
@@ -92,12 +95,13 @@ __global__ void SwiGluKernel(int64_t count, const T* gate, const T* up, T* out) 
 }
 
 template <typename T>
-void SwiGlu(cudaStream_t stream, int64_t count, const void* gate, const void* up, void* out) {
+cudaError_t SwiGlu(cudaStream_t stream, int64_t count, const void* gate, const void* up,
+                   void* out) {
   const bool vector = count % 8 == 0 && IsAligned16(gate) && IsAligned16(up) && IsAligned16(out);
   const int64_t items = vector ? count / 8 : count;
   const auto kernel = vector ? &SwiGluKernel<T, true> : &SwiGluKernel<T, false>;
-  kernel<<<BlocksFor(items), kThreads, 0, stream>>>(
-      items, static_cast<const T*>(gate), static_cast<const T*>(up), static_cast<T*>(out));
+  return LaunchEarly(stream, kernel, BlocksFor(items), kThreads, 0, items,
+                     static_cast<const T*>(gate), static_cast<const T*>(up), static_cast<T*>(out));
 }
 
 template <typename T>
@@ -132,23 +136,16 @@ cudaError_t LaunchGatherRows(cudaStream_t stream, int num_rows, int64_t row_byte
 cudaError_t LaunchRmsNorm(cudaStream_t stream, ValueType type, int num_rows, int dim, const void* x,
                           const float* weight, float eps, void* out) {
   if (num_rows == 0) return cudaSuccess;
-  if (type == ValueType::kF32) {
-    RmsNorm<float>(stream, num_rows, dim, x, weight, eps, out);
-  } else {
-    RmsNorm<__nv_bfloat16>(stream, num_rows, dim, x, weight, eps, out);
-  }
-  return cudaGetLastError();
+  return type == ValueType::kF32
+             ? RmsNorm<float>(stream, num_rows, dim, x, weight, eps, out)
+             : RmsNorm<__nv_bfloat16>(stream, num_rows, dim, x, weight, eps, out);
 }
 
 cudaError_t LaunchSwiGlu(cudaStream_t stream, ValueType type, int64_t count, const void* gate,
                          const void* up, void* out) {
   if (count == 0) return cudaSuccess;
-  if (type == ValueType::kF32) {
-    SwiGlu<float>(stream, count, gate, up, out);
-  } else {
-    SwiGlu<__nv_bfloat16>(stream, count, gate, up, out);
-  }
-  return cudaGetLastError();
+  return type == ValueType::kF32 ? SwiGlu<float>(stream, count, gate, up, out)
+                                 : SwiGlu<__nv_bfloat16>(stream, count, gate, up, out);
 }
 
 cudaError_t LaunchToFloats(cudaStream_t stream, ValueType type, int64_t count, const void* from,

@@ -1,3 +1,4 @@
+#include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/prepare_cuda.h"
 #include "engine/kernels/cuda/values.h"
 
@@ -25,16 +26,42 @@ __device__ void NormRow(int dim, const float* weight, float eps, float* row) {
   __syncwarp();
 }
 
-__device__ void RopeRow(const RopeArgs& rope, int64_t position, float* row) {
+// The first angles of a lane, which do not depend on the kernel before.
+struct Angles {
+  static constexpr int kHeld = 2;
+  float sine[kHeld], cosine[kHeld];
+
+  __device__ static void Of(const RopeArgs& rope, int64_t position, int i, float* sine,
+                            float* cosine) {
+    sincosf(static_cast<float>(position) * rope.inv_freq[i], sine, cosine);
+    *sine *= rope.cos_sin_scale;
+    *cosine *= rope.cos_sin_scale;
+  }
+  __device__ Angles(const RopeArgs& rope, int64_t position) {
+#pragma unroll
+    for (int held = 0; held < kHeld; ++held) {
+      const int i = Lane() + 32 * held;
+      if (i < rope.dim / 2) Of(rope, position, i, &sine[held], &cosine[held]);
+    }
+  }
+};
+
+__device__ void RopeRow(const RopeArgs& rope, int64_t position, const Angles& angles, float* row) {
   const int half = rope.dim / 2;
-  for (int i = Lane(); i < half; i += 32) {
-    float sine, cosine;
-    sincosf(static_cast<float>(position) * rope.inv_freq[i], &sine, &cosine);
-    sine *= rope.cos_sin_scale;
-    cosine *= rope.cos_sin_scale;
+  const auto rotate = [&](int i, float sine, float cosine) {
     const float first = row[i], second = row[i + half];
     row[i] = first * cosine - second * sine;
     row[i + half] = second * cosine + first * sine;
+  };
+#pragma unroll
+  for (int held = 0; held < Angles::kHeld; ++held) {
+    const int i = Lane() + 32 * held;
+    if (i < half) rotate(i, angles.sine[held], angles.cosine[held]);
+  }
+  for (int i = Lane() + 32 * Angles::kHeld; i < half; i += 32) {
+    float sine, cosine;
+    Angles::Of(rope, position, i, &sine, &cosine);
+    rotate(i, sine, cosine);
   }
   __syncwarp();
 }
@@ -71,63 +98,76 @@ __device__ void WriteValue(KvDtype dtype, int slot, int dim, int v_dim, const fl
   }
 }
 
+__device__ std::byte* BlockOf(const TokenPlace& place, int layer) {
+  return place.block + layer * place.layer_stride_bytes;
+}
+
 template <typename T>
 __global__ void GqaPrepareKernel(GqaPrepareCuda args) {
   extern __shared__ float rows[];
   const int64_t token = blockIdx.x;
+  const TokenPlace place = args.places[token];  // Older than the kernel before
+  const Angles angles(args.rope, place.position);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   const int dim = args.head_dim, kv_heads = args.kv.num_kv_heads;
   float* row = rows + threadIdx.x / 32 * dim;
   int head = HeadRow();
   if (head >= args.num_heads + 2 * kv_heads) return;
-  const TokenPlace place = args.places[token];
+  std::byte* block = BlockOf(place, args.layer);
   if (head < args.num_heads) {
     const int64_t at = token * args.num_heads + head;
-    LoadRow(dim, static_cast<const T*>(args.q) + at * dim, row);
+    LoadRow(dim, static_cast<const T*>(args.q) + token * args.q_stride + int64_t{head} * dim, row);
     if (args.q_norm != nullptr) NormRow(dim, args.q_norm, args.norm_eps, row);
-    RopeRow(args.rope, place.position, row);
+    RopeRow(args.rope, place.position, angles, row);
     float* to = args.q_out + at * args.kv.k_dim;
     for (int d = Lane(); d < args.kv.k_dim; d += 32) to[d] = d < dim ? row[d] * args.scale_log2 : 0;
     return;
   }
   head -= args.num_heads;
   if (head < kv_heads) {
-    LoadRow(dim, static_cast<const T*>(args.k) + (token * kv_heads + head) * dim, row);
+    LoadRow(dim, static_cast<const T*>(args.k) + token * args.kv_stride + int64_t{head} * dim, row);
     if (args.k_norm != nullptr) NormRow(dim, args.k_norm, args.norm_eps, row);
-    RopeRow(args.rope, place.position, row);
+    RopeRow(args.rope, place.position, angles, row);
     WriteKey(args.kv.dtype, place.slot, dim, args.kv.k_dim, row,
-             place.block + head * args.kv.head_bytes());
+             block + head * args.kv.head_bytes());
     return;
   }
   head -= kv_heads;
-  LoadRow(dim, static_cast<const T*>(args.v) + (token * kv_heads + head) * dim, row);
+  LoadRow(dim, static_cast<const T*>(args.v) + token * args.kv_stride + int64_t{head} * dim, row);
   WriteValue(args.kv.dtype, place.slot, dim, args.kv.v_dim, row,
-             place.block + head * args.kv.head_bytes() + args.kv.k_plane_bytes());
+             block + head * args.kv.head_bytes() + args.kv.k_plane_bytes());
 }
 
 template <typename T>
 __global__ void MlaPrepareKernel(MlaPrepareCuda args) {
   extern __shared__ float rows[];
   const int64_t token = blockIdx.x;
+  const TokenPlace place = args.places[token];
+  const Angles angles(args.rope, place.position);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   const int latent = args.latent_dim, rope_dim = args.rope.dim, k_dim = args.kv.k_dim;
   float* row = rows + threadIdx.x / 32 * (latent + rope_dim);
   const int head = HeadRow();
   if (head > args.num_heads) return;
-  const TokenPlace place = args.places[token];
   if (head < args.num_heads) {
     const int64_t at = token * args.num_heads + head;
     LoadRow(rope_dim,
-            static_cast<const T*>(args.q) + at * (args.nope_dim + rope_dim) + args.nope_dim, row);
-    RopeRow(args.rope, place.position, row);
+            static_cast<const T*>(args.q) + token * args.q_stride +
+                int64_t{head} * (args.nope_dim + rope_dim) + args.nope_dim,
+            row);
+    RopeRow(args.rope, place.position, angles, row);
     float* to = args.q_out + at * k_dim + latent;
     for (int d = Lane(); d < k_dim - latent; d += 32) {
       to[d] = d < rope_dim ? row[d] * args.scale_log2 : 0;
     }
     return;
   }
-  LoadRow(latent + rope_dim, static_cast<const T*>(args.kv_a) + token * (latent + rope_dim), row);
+  LoadRow(latent + rope_dim, static_cast<const T*>(args.kv_a) + token * args.kv_a_stride, row);
   NormRow(latent, args.kv_norm, args.norm_eps, row);
-  RopeRow(args.rope, place.position, row + latent);
-  WriteKey(args.kv.dtype, place.slot, latent + rope_dim, k_dim, row, place.block);
+  RopeRow(args.rope, place.position, angles, row + latent);
+  WriteKey(args.kv.dtype, place.slot, latent + rope_dim, k_dim, row, BlockOf(place, args.layer));
 }
 
 }  // namespace
@@ -139,8 +179,7 @@ cudaError_t LaunchGqaPrepare(cudaStream_t stream, const GqaPrepareCuda& args) {
   const size_t shared_bytes = kWarps * args.head_dim * sizeof(float);
   const auto kernel =
       args.type == ValueType::kF32 ? &GqaPrepareKernel<float> : &GqaPrepareKernel<__nv_bfloat16>;
-  kernel<<<grid, kWarps * 32, shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchEarly(stream, kernel, grid, kWarps * 32, shared_bytes, args);
 }
 
 cudaError_t LaunchMlaPrepare(cudaStream_t stream, const MlaPrepareCuda& args) {
@@ -149,8 +188,7 @@ cudaError_t LaunchMlaPrepare(cudaStream_t stream, const MlaPrepareCuda& args) {
   const size_t shared_bytes = kWarps * (args.latent_dim + args.rope.dim) * sizeof(float);
   const auto kernel =
       args.type == ValueType::kF32 ? &MlaPrepareKernel<float> : &MlaPrepareKernel<__nv_bfloat16>;
-  kernel<<<grid, kWarps * 32, shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  return LaunchEarly(stream, kernel, grid, kWarps * 32, shared_bytes, args);
 }
 
 }  // namespace writescope::kernels

@@ -15,8 +15,9 @@ namespace writescope::kernels {
 
 // Where a token's key and value go, and the token's position.
 struct TokenPlace {
-  std::byte* block = nullptr;
+  std::byte* block = nullptr;  // In layer 0 of the call
   int64_t position = 0;
+  int64_t layer_stride_bytes = 0;
   int32_t slot = 0;  // In [0, 64)
 };
 
@@ -36,11 +37,14 @@ struct GqaPrepareCuda {
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
+  int64_t q_stride = 0;   // Values from a token to the next
+  int64_t kv_stride = 0;  // Of k, and of v
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   float norm_eps = 0;
   RopeArgs rope;
   float scale_log2 = 0;
+  int layer = 0;                       // Of the places
   const TokenPlace* places = nullptr;  // [num_tokens]; may be mapped.
   float* q_out = nullptr;
 };
@@ -55,10 +59,13 @@ struct MlaPrepareCuda {
   KvGeometry kv;
   const void* q = nullptr;
   const void* kv_a = nullptr;
+  int64_t q_stride = 0;
+  int64_t kv_a_stride = 0;
   const float* kv_norm = nullptr;
   float norm_eps = 0;
   RopeArgs rope;
   float scale_log2 = 0;
+  int layer = 0;
   const TokenPlace* places = nullptr;
   float* q_out = nullptr;
 };

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "engine/kernels/cuda/value_type.h"
@@ -42,9 +43,46 @@ cudaError_t LaunchRoute(cudaStream_t stream, const RouterConfig& config, int num
 cudaError_t LaunchSortPairs(cudaStream_t stream, int num_experts, int num_pairs, int tile_slots,
                             const int32_t* experts, int32_t* slot_pairs, ExpertTile* tiles);
 
-// out[t] += sum over i of weights[t, i] * results[t, i], in the order of i.
-// results [num_tokens, k, hidden] and out [num_tokens, hidden] are of `type`.
-cudaError_t LaunchCombine(cudaStream_t stream, ValueType type, int num_tokens, int k, int hidden,
-                          const void* results, const float* weights, void* out);
+// Norm, product, LaunchRoute and LaunchSortPairs in one, for few tokens in bf16; sm_80 and later.
+struct RouteFewArgs {
+  RouterConfig config;
+  int num_tokens = 0;  // At most kRouteFewTokens, with at most kRouteFewPairs pairs
+  int hidden = 0;
+  const void* x = nullptr;      // [num_tokens, hidden]
+  const float* norm = nullptr;  // [hidden]: the router sees the norm of x; null: x itself
+  float norm_eps = 0;
+  void* normed = nullptr;             // [num_tokens, hidden], where a norm is given; not x
+  const std::byte* router = nullptr;  // bf16 [num_experts, router_stride]
+  int64_t router_stride = 0;
+  int tile_slots = 0;
+  int num_tiles = 0;
+  float* logits = nullptr;       // Scratch [num_tokens, num_experts]
+  uint32_t* arrivals = nullptr;  // Zero between calls
+  int32_t* experts = nullptr;
+  float* weights = nullptr;
+  int32_t* slot_pairs = nullptr;
+  ExpertTile* tiles = nullptr;
+};
+inline constexpr int kRouteFewTokens = 16;
+inline constexpr int kRouteFewPairs = 512;
+// Whether it can: sizes, alignment, and shared memory for the rows.
+bool RoutesFew(const RouteFewArgs& args);
+cudaError_t LaunchRouteFew(cudaStream_t stream, const RouteFewArgs& args);
+
+// out[t] += sum over i of weights[t, i] * results[t, i], in the order of i; and, with `norm` given,
+// normed[t] = LaunchRmsNorm of that, to the same bits.
+struct CombineCuda {
+  ValueType type = ValueType::kBf16;  // Of results, out and normed
+  int num_tokens = 0;
+  int k = 0;
+  int hidden = 0;
+  const void* results = nullptr;   // [num_tokens, k, hidden]
+  const float* weights = nullptr;  // [num_tokens, k]
+  void* out = nullptr;             // [num_tokens, hidden]
+  const float* norm = nullptr;     // [hidden], or null
+  float norm_eps = 0;
+  void* normed = nullptr;  // [num_tokens, hidden]
+};
+cudaError_t LaunchCombine(cudaStream_t stream, const CombineCuda& args);
 
 }  // namespace writescope::kernels

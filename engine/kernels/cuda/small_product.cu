@@ -6,9 +6,10 @@
 namespace writescope::kernels {
 namespace {
 
-constexpr int kWarps = 16;  // Divide the columns.
-constexpr int kRows = 16;   // Of W, in a block
-constexpr int kStep = 64;   // Columns at a time: 128 bytes of each row
+constexpr int kManyWarps = 16;  // Of a block; they divide the columns.
+constexpr int kFewWarps = 4;    // Where columns are few
+constexpr int kRows = 16;       // Of W, in a block
+constexpr int kStep = 64;       // Columns at a time: 128 bytes of each row
 
 // What a lane holds of a step: rows g and g + 8 of W, in two parts of 32 columns.
 struct WeightStep {
@@ -16,11 +17,19 @@ struct WeightStep {
 };
 
 template <int kSlotTiles>
-__global__ void __launch_bounds__(kWarps * 32, 2) SmallProductKernel(SmallProductArgs args) {
+struct ValueStep {
+  uint4 x[kSlotTiles][2];
+};
+
+template <int kSlotTiles, int kWarps>
+__global__ void __launch_bounds__(kWarps * 32, (kSlotTiles == 1 ? 2 : 1) * kManyWarps / kWarps)
+    SmallProductKernel(SmallProductArgs args) {
   // The padding sends the four columns that a warp writes at once to different banks.
   __shared__ float warp_sums[kWarps][kSlotTiles * 8][kRows + 4];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first_row = blockIdx.x * kRows;
+  args.w += blockIdx.y * args.w_batch * 2;
+  args.x = static_cast<const __nv_bfloat16*>(args.x) + blockIdx.y * args.x_batch;
   // Rows past the end repeat the last; nobody reads their sums.
   const auto row_of = [&](int row) {
     return args.w + (min(first_row + row, args.rows - 1) * args.w_stride + lane % 4 * 8) * 2;
@@ -36,9 +45,11 @@ __global__ void __launch_bounds__(kWarps * 32, 2) SmallProductKernel(SmallProduc
     }
   };
   // The first weights come while the kernel before is still at work on x.
-  WeightStep now, next;
+  constexpr int kBlockStep = kWarps * kStep;
+  WeightStep weights[2];
   int col = warp * kStep;
-  if (col < args.cols) load_weights(col, &now);
+  if (col < args.cols) load_weights(col, &weights[0]);
+  if (col + kBlockStep < args.cols) load_weights(col + kBlockStep, &weights[1]);
   WaitForKernelBefore();
   LetNextKernelBegin();
 
@@ -52,28 +63,43 @@ __global__ void __launch_bounds__(kWarps * 32, 2) SmallProductKernel(SmallProduc
                     ? static_cast<const __nv_bfloat16*>(args.x) + row * args.x_stride
                     : nullptr;
   }
-  float sums[kSlotTiles][4] = {};
-  for (; col < args.cols; col += kWarps * kStep) {
-    uint4 x[kSlotTiles][2];
+  const auto load_values = [&](int at, ValueStep<kSlotTiles>* to) {
 #pragma unroll
     for (int n = 0; n < kSlotTiles; ++n) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        x[n][b] = LoadValues(x_rows[n], col + 32 * b + lane % 4 * 8, args.cols, aligned);
+        to->x[n][b] = LoadValues(x_rows[n], at + 32 * b + lane % 4 * 8, args.cols, aligned);
       }
     }
-    if (col + kWarps * kStep < args.cols) load_weights(col + kWarps * kStep, &next);
+  };
+  float sums[kSlotTiles][4] = {};
+  const auto multiply = [&](const WeightStep& w, const ValueStep<kSlotTiles>& values) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      const uint32_t first[4] = {now.low[b].x, now.high[b].x, now.low[b].y, now.high[b].y};
-      const uint32_t second[4] = {now.low[b].z, now.high[b].z, now.low[b].w, now.high[b].w};
+      const uint32_t first[4] = {w.low[b].x, w.high[b].x, w.low[b].y, w.high[b].y};
+      const uint32_t second[4] = {w.low[b].z, w.high[b].z, w.low[b].w, w.high[b].w};
 #pragma unroll
       for (int n = 0; n < kSlotTiles; ++n) {
-        Mma(first, x[n][b].x, x[n][b].y, sums[n]);
-        Mma(second, x[n][b].z, x[n][b].w, sums[n]);
+        Mma(first, values.x[n][b].x, values.x[n][b].y, sums[n]);
+        Mma(second, values.x[n][b].z, values.x[n][b].w, sums[n]);
       }
     }
-    now = next;
+  };
+  // Two steps at a time, the weights of the next two on their way; and the values of both, where
+  // there are registers for them.
+  constexpr bool kBothValues = kSlotTiles == 1;
+  for (; col < args.cols; col += 2 * kBlockStep) {
+    ValueStep<kSlotTiles> values[kBothValues ? 2 : 1];
+    load_values(col, &values[0]);
+    if constexpr (kBothValues) load_values(col + kBlockStep, &values[1]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = col + i * kBlockStep;
+      if (at >= args.cols) break;
+      if (!kBothValues && i == 1) load_values(at, &values[0]);
+      multiply(weights[i], values[kBothValues ? i : 0]);
+      if (at + 2 * kBlockStep < args.cols) load_weights(at + 2 * kBlockStep, &weights[i]);
+    }
   }
 #pragma unroll
   for (int n = 0; n < kSlotTiles; ++n) {
@@ -83,26 +109,37 @@ __global__ void __launch_bounds__(kWarps * 32, 2) SmallProductKernel(SmallProduc
     }
   }
   __syncthreads();
-  const int slot = threadIdx.x / kRows, r = threadIdx.x % kRows;
-  if (slot >= args.num_rows || first_row + r >= args.rows) return;
-  float value = 0;
+  for (int i = threadIdx.x; i < args.num_rows * kRows; i += kWarps * 32) {
+    const int slot = i / kRows, r = i % kRows;
+    if (first_row + r >= args.rows) continue;
+    float value = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) value += warp_sums[w][slot][r];
-  const int64_t at = slot * args.y_stride + first_row + r;
-  if (args.y_type == ValueType::kF32) {
-    float* y = static_cast<float*>(args.y) + at;
-    *y = args.accumulate ? *y + value : value;
-  } else {
-    __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + at;
-    *y = __float2bfloat16_rn(args.accumulate ? ToFloat(*y) + value : value);
+    for (int w = 0; w < kWarps; ++w) value += warp_sums[w][slot][r];
+    value *= args.alpha;
+    const int64_t at = blockIdx.y * args.y_batch + slot * args.y_stride + first_row + r;
+    if (args.y_type == ValueType::kF32) {
+      float* y = static_cast<float*>(args.y) + at;
+      *y = args.accumulate ? *y + value : value;
+    } else {
+      __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + at;
+      *y = __float2bfloat16_rn(args.accumulate ? ToFloat(*y) + value : value);
+    }
   }
+}
+
+template <int kWarps>
+cudaError_t Launch(cudaStream_t stream, const SmallProductArgs& args) {
+  const auto kernel =
+      args.num_rows <= 8 ? &SmallProductKernel<1, kWarps> : &SmallProductKernel<2, kWarps>;
+  const dim3 grid((args.rows + kRows - 1) / kRows, args.batch);
+  return LaunchEarly(stream, kernel, grid, kWarps * 32, 0, args);
 }
 
 }  // namespace
 
 cudaError_t LaunchSmallProduct(cudaStream_t stream, const SmallProductArgs& args) {
-  const auto kernel = args.num_rows <= 8 ? &SmallProductKernel<1> : &SmallProductKernel<2>;
-  return LaunchEarly(stream, kernel, (args.rows + kRows - 1) / kRows, kWarps * 32, 0, args);
+  return args.cols <= kFewWarps * kStep ? Launch<kFewWarps>(stream, args)
+                                        : Launch<kManyWarps>(stream, args);
 }
 
 }  // namespace writescope::kernels

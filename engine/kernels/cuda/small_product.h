@@ -12,16 +12,18 @@
 namespace writescope::kernels {
 
 inline constexpr int kSmallProductRows = 16;
+inline constexpr int kSmallProductBatch = 65535;
 
 // Whether LaunchSmallProduct is the faster: on an H200 (bench_cuda_dense) it takes 2.5 us for
 // cuBLAS's 5.8 at 512 x 2048 and 5.9 for 8.0 at 4096 x 2048. Beyond 16 M values many blocks hide
 // what one waits for, and above 8 rows the second tile of x costs more than it gains unless W is
 // small.
-constexpr bool IsSmallProduct(int64_t num_rows, int64_t rows, int64_t cols) {
-  return num_rows <= kSmallProductRows && rows * cols <= (num_rows <= 8 ? 1 << 24 : 1 << 21);
+constexpr bool IsSmallProduct(int64_t num_rows, int64_t rows, int64_t cols, int64_t batch) {
+  return num_rows <= kSmallProductRows && batch <= kSmallProductBatch &&
+         batch * rows * cols <= (num_rows <= 8 ? 1 << 24 : 1 << 21);
 }
 
-// y (+)= x * W^T in bf16 into float32; sm_80 and later.
+// y (+)= alpha * x * W^T in bf16 into float32, `batch` products evenly spaced; sm_80 and later.
 struct SmallProductArgs {
   int num_rows = 0;  // Of x and y; at most kSmallProductRows
   int rows = 0;      // Of W
@@ -33,7 +35,10 @@ struct SmallProductArgs {
   ValueType y_type = ValueType::kBf16;
   void* y = nullptr;
   int64_t y_stride = 0;
+  float alpha = 1;
   bool accumulate = false;
+  int batch = 1;
+  int64_t x_batch = 0, w_batch = 0, y_batch = 0;  // In values
 };
 
 cudaError_t LaunchSmallProduct(cudaStream_t stream, const SmallProductArgs& args);

@@ -84,6 +84,7 @@ void SlicePlanner::AddPanels(const AttendSpan& span) {
       panels_.push_back(
           {.span = {.base = span.base,
                     .first_position = span.first_position,
+                    .layer_stride_bytes = span.layer_stride_bytes,
                     .num_tokens = num_tokens,
                     .reserved = 0},
            .first_block = num_blocks_,
@@ -247,6 +248,7 @@ void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
     const AttendSpan& span = args.spans[read.span];
     spans[read_counts_[read.reader]++] = {.base = span.base,
                                           .first_position = span.first_position,
+                                          .layer_stride_bytes = span.layer_stride_bytes,
                                           .num_tokens = static_cast<int>(span.num_tokens),
                                           .reserved = 0};
   }

@@ -81,10 +81,8 @@ absl::StatusOr<std::unique_ptr<Cublas>> Cublas::Create(cudaStream_t stream, std:
   cublasHandle_t handle = nullptr;
   RETURN_IF_ERROR(CublasStatus(Calls().create(&handle), "cublasCreate"));
   std::unique_ptr<Cublas> cublas(new Cublas(handle));
-  // Setting the stream drops the workspace, so it comes first.
-  RETURN_IF_ERROR(CublasStatus(Calls().set_stream(handle, stream), "cublasSetStream"));
-  RETURN_IF_ERROR(CublasStatus(Calls().set_workspace(handle, workspace, kWorkspaceBytes),
-                               "cublasSetWorkspace"));
+  cublas->workspace_ = workspace;
+  RETURN_IF_ERROR(cublas->UseStream(stream));
   // No tf32 unless asked for, and parts of a sum are added in float32.
   RETURN_IF_ERROR(CublasStatus(
       Calls().set_math_mode(
@@ -92,6 +90,13 @@ absl::StatusOr<std::unique_ptr<Cublas>> Cublas::Create(cudaStream_t stream, std:
                                             CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
       "cublasSetMathMode"));
   return cublas;
+}
+
+absl::Status Cublas::UseStream(cudaStream_t stream) {
+  // Setting the stream drops the workspace, so it comes first.
+  RETURN_IF_ERROR(CublasStatus(Calls().set_stream(handle_, stream), "cublasSetStream"));
+  return CublasStatus(Calls().set_workspace(handle_, workspace_, kWorkspaceBytes),
+                      "cublasSetWorkspace");
 }
 
 Cublas::~Cublas() { Calls().destroy(handle_); }

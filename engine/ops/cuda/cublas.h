@@ -41,6 +41,8 @@ class Cublas {
 
   // `workspace` is kWorkspaceBytes of device memory, all that products take while running.
   static absl::StatusOr<std::unique_ptr<Cublas>> Create(cudaStream_t stream, std::byte* workspace);
+  // Products go to `stream` from here on.
+  absl::Status UseStream(cudaStream_t stream);
   ~Cublas();
   Cublas(const Cublas&) = delete;
   Cublas& operator=(const Cublas&) = delete;
@@ -50,6 +52,7 @@ class Cublas {
  private:
   explicit Cublas(cublasHandle_t handle) : handle_(handle) {}
   cublasHandle_t handle_;
+  std::byte* workspace_ = nullptr;
 };
 
 }  // namespace writescope::ops

@@ -59,6 +59,8 @@ class CudaAttendImpl : public CudaAttend {
 
   void Attend(const AttendArgs& args) override;
   void Merge(const MergeArgs& args) override;
+  std::optional<StagedPlan> Stage(const AttendArgs& args, int64_t max_bytes) override;
+  void AttendStaged(const StagedAttend& args) override;
   void WarmUp(const KvGeometry& geometry, int num_heads) override;
 
  private:
@@ -68,7 +70,10 @@ class CudaAttendImpl : public CudaAttend {
   void Prepare(cudaError_t (*prepare)(), cudaError_t (**prepared)());
   void AttendSliced(const AttendArgs& args, const ReaderFilter& filter);
   void AttendTiled(const AttendArgs& args, const ReaderFilter& filter);
-  SliceCall MakeSliceCall(const kernels::AttendRows& rows, const SliceSizes& sizes) const;
+  SliceLimits LimitsFor(const KvGeometry& kv, const kernels::SliceKernel& kernel) const;
+  // `partials` says for how many there is to be room.
+  SliceCall MakeSliceCall(const kernels::AttendRows& rows, const SliceSizes& sizes,
+                          int64_t partials) const;
   // Where the kernels find `arrays`: in `inlined`, which gives null, or in device memory.
   const std::byte* Place(std::span<const std::byte> arrays, std::byte* inlined);
 
@@ -130,13 +135,14 @@ const std::byte* CudaAttendImpl::Place(std::span<const std::byte> arrays, std::b
   return workspace_.data();
 }
 
-SliceCall CudaAttendImpl::MakeSliceCall(const kernels::AttendRows& rows,
-                                        const SliceSizes& sizes) const {
+SliceCall CudaAttendImpl::MakeSliceCall(const kernels::AttendRows& rows, const SliceSizes& sizes,
+                                        int64_t partials) const {
   SliceCall call;
   call.rows = rows;
   call.sizes = sizes;
+  call.staged = nullptr;
+  call.layer = 0;
   call.arrays = nullptr;
-  const int64_t partials = int64_t{NumSlices(sizes)} * rows.kv.num_kv_heads * sizes.num_slots;
   call.arrivals = nullptr;
   call.partials.o = reinterpret_cast<float*>(workspace_.data() + kArrayBytes + kArrivalBytes);
   call.partials.m = call.partials.o + partials * rows.kv.v_dim;
@@ -168,18 +174,24 @@ kernels::TileKernel CudaAttendImpl::TileKernelFor(const KvGeometry& kv) {
   return kernel;
 }
 
+SliceLimits CudaAttendImpl::LimitsFor(const KvGeometry& kv,
+                                      const kernels::SliceKernel& kernel) const {
+  const int64_t floats =
+      (workspace_.size_bytes() - kArrayBytes - kArrivalBytes) / int64_t{sizeof(float)};
+  return {.max_partials = floats / (kv.v_dim + kStateFloats),
+          .max_array_bytes = kArrayBytes,
+          .max_thread_blocks = num_processors_ * kernel.blocks_per_processor,
+          .min_chunk_blocks = kernel.min_chunk_blocks};
+}
+
 void CudaAttendImpl::AttendSliced(const AttendArgs& args, const ReaderFilter& filter) {
   const kernels::SliceKernel kernel = SliceKernelFor(args.kv);
   const kernels::AttendRows rows = RowsOf(args);
-  const int64_t floats =
-      (workspace_.size_bytes() - kArrayBytes - kArrivalBytes) / int64_t{sizeof(float)};
-  const SliceLimits limits = {.max_partials = floats / (args.kv.v_dim + kStateFloats),
-                              .max_array_bytes = kArrayBytes,
-                              .max_thread_blocks = num_processors_ * kernel.blocks_per_processor,
-                              .min_chunk_blocks = kernel.min_chunk_blocks};
   slices_.Plan(
-      args, filter, limits, [&](const SliceSizes& sizes, std::span<const std::byte> arrays) {
-        SliceCall call = MakeSliceCall(rows, sizes);
+      args, filter, LimitsFor(args.kv, kernel),
+      [&](const SliceSizes& sizes, std::span<const std::byte> arrays) {
+        const int64_t partials = int64_t{NumSlices(sizes)} * rows.kv.num_kv_heads * sizes.num_slots;
+        SliceCall call = MakeSliceCall(rows, sizes, partials);
         call.arrays = Place(arrays, call.inlined);
         compute_.Check(kernel.launch(compute_.stream(), call), "attention over slices");
         compute_.Check(kernels::LaunchFoldPartials(compute_.stream(), call), "fold of partials");
@@ -209,6 +221,57 @@ void CudaAttendImpl::Attend(const AttendArgs& args) {
   if (with_tiles) AttendTiled(args, {.min_rows = max_sliced + 1, .max_rows = kAnyRows});
 }
 
+std::optional<StagedPlan> CudaAttendImpl::Stage(const AttendArgs& args, int64_t max_bytes) {
+  CheckAttend(args);
+  for (const ReaderRows& rows : args.rows) {
+    if (rows.num_rows != 1) return std::nullopt;
+  }
+  SliceLimits limits = LimitsFor(args.kv, SliceKernelFor(args.kv));
+  limits.max_array_bytes = std::min(limits.max_array_bytes, max_bytes);
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  const int64_t folds =
+      CeilDiv(group, kernels::kPanelSlots) * static_cast<int64_t>(args.rows.size());
+  StagedPlan plan;
+  int passes = 0;
+  slices_.Plan(args, {.min_rows = 1, .max_rows = 1}, limits,
+               [&](const SliceSizes& sizes, std::span<const std::byte> arrays) {
+                 plan = {.sizes = sizes, .arrays = arrays};
+                 ++passes;
+               });
+  if (passes != 1 || plan.sizes.num_folds != folds) return std::nullopt;
+  return plan;
+}
+
+void CudaAttendImpl::AttendStaged(const StagedAttend& args) {
+  CHECK_LE(args.out_dim, args.kv.v_dim);
+  const kernels::SliceKernel kernel = SliceKernelFor(args.kv);
+  const SliceLimits limits = LimitsFor(args.kv, kernel);
+  kernels::AttendRows rows = {};
+  rows.kv = args.kv;
+  rows.num_heads = args.num_heads;
+  rows.q = args.q;
+  SliceSizes sizes = {};
+  sizes.num_chunks = limits.max_thread_blocks / args.kv.num_kv_heads;
+  SliceCall call = MakeSliceCall(rows, sizes, limits.max_partials);
+  call.staged = args.plan;
+  call.layer = args.layer;
+  compute_.Check(kernel.launch(compute_.stream(), call), "attention over staged slices");
+  const int group = args.num_heads / args.kv.num_kv_heads;
+  compute_.Check(
+      kernels::LaunchFinishRows(
+          compute_.stream(),
+          {.kv = args.kv,
+           .num_heads = args.num_heads,
+           .staged = args.plan,
+           .num_folds = args.num_rows * static_cast<int>(CeilDiv(group, kernels::kPanelSlots)),
+           .max_heads = std::min(group, kernels::kPanelSlots),
+           .partials = call.partials,
+           .out_dim = args.out_dim,
+           .out = args.out,
+           .out_bf16 = out_bf16_}),
+      "end of attention over staged slices");
+}
+
 void CudaAttendImpl::Merge(const MergeArgs& args) {
   CHECK_LE(args.out_dim, args.kv.v_dim);
   compute_.Check(kernels::LaunchMergeStates(compute_.stream(),
@@ -233,7 +296,7 @@ void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
   kernels::AttendRows rows = {};
   rows.kv = geometry;
   rows.num_heads = num_heads;
-  SliceCall slices = MakeSliceCall(rows, SliceSizes());
+  SliceCall slices = MakeSliceCall(rows, SliceSizes(), 0);
   check(kernels::LaunchStageArrays(stream, nullptr, nullptr, 0));
   check(kernels::LaunchResetStates(stream, 0, geometry.v_dim, nullptr, nullptr, nullptr));
   check(SliceKernelFor(geometry).launch(stream, slices));
@@ -241,6 +304,18 @@ void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
     slices.sizes.max_fold_slices = fold_slices;
     check(kernels::LaunchFoldPartials(stream, slices));
   }
+  // A plan of zeros, whose only fold has no heads.
+  check(cudaMemsetAsync(workspace_.data(), 0, sizeof(SliceSizes) + kernels::kInlineBytes, stream));
+  check(kernels::LaunchFinishRows(stream,
+                                  {.kv = geometry,
+                                   .num_heads = num_heads,
+                                   .staged = reinterpret_cast<const SliceSizes*>(workspace_.data()),
+                                   .num_folds = 1,
+                                   .max_heads = 1,
+                                   .partials = slices.partials,
+                                   .out_dim = geometry.v_dim,
+                                   .out = nullptr,
+                                   .out_bf16 = out_bf16_}));
   if (const kernels::TileKernel kernel = TileKernelFor(geometry); kernel.launch != nullptr) {
     TileCall tiles = {};
     tiles.rows = rows;

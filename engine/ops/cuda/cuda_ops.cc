@@ -15,6 +15,8 @@ namespace {
 
 constexpr int kMaxWaveTokens = 2048;
 constexpr int64_t kScratchBytesMin = 32 * kMiB;
+// The graph of a layer: some fifteen kernels, two of them with 4 KB of parameters.
+constexpr int64_t kRecordingLayerBytes = 128 * kKiB;
 // Arguments of one call lie in page-locked memory of kMaxArgumentBytes.
 constexpr int kMaxTokens =
     static_cast<int>(device::kMaxArgumentBytes / static_cast<int64_t>(sizeof(kernels::TokenPlace)));
@@ -28,14 +30,16 @@ int64_t MatrixBytes(WeightType, WeightFormat format, int64_t rows, int64_t cols)
 
 template <ComputeType kCompute>
 int64_t WorkspaceBytes(const OpsLimits& limits) {
-  return CudaWorkspace::For(limits, kCompute).num_bytes + CudaAttend::WorkspaceBytes(limits);
+  return CudaWorkspace::For(limits, kCompute).num_bytes + CudaAttend::WorkspaceBytes(limits) +
+         CudaOps::StagedBytes();
 }
 
 template <ComputeType kCompute>
 OpsFootprint Footprint() {
   return {.activation_bytes = ActivationBytes(kCompute),
           .matrix_bytes = &MatrixBytes<kCompute>,
-          .workspace_bytes = &WorkspaceBytes<kCompute>};
+          .workspace_bytes = &WorkspaceBytes<kCompute>,
+          .recording_layer_bytes = kRecordingLayerBytes};
 }
 
 absl::Status CheckLimits(const OpsLimits& limits) {
@@ -82,6 +86,7 @@ CudaWorkspace CudaWorkspace::For(const OpsLimits& limits, ComputeType compute) {
   layout.slot_pairs = take(pairs * 4);
   layout.tiles = take(kernels::MaxExpertTiles(pairs, limits.num_experts, kernels::kStreamSlotsFew) *
                       static_cast<int64_t>(sizeof(kernels::ExpertTile)));
+  layout.arrivals = take(4);
   layout.activated = take(value_bytes * std::max(pairs * kernels::Bf16Stride(expert_width),
                                                  2 * tokens * limits.max_mlp_width));
   layout.results = take(value_bytes * pairs * limits.hidden);
@@ -103,16 +108,18 @@ absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(device::CudaDevice& device,
   const CudaWorkspace layout = CudaWorkspace::For(limits, options.compute);
   ASSIGN_OR_RETURN(device::Buffer workspace,
                    device.AllocateDevice(layout.num_bytes, "workspace of operations"));
+  ASSIGN_OR_RETURN(device::Buffer staged,
+                   device.AllocateDevice(CudaOps::StagedBytes(), "inputs of a step"));
   ASSIGN_OR_RETURN(std::unique_ptr<Cublas> cublas,
                    Cublas::Create(device.compute().stream(), workspace.data() + layout.blas));
   ASSIGN_OR_RETURN(std::unique_ptr<CudaAttend> attend,
                    CudaAttend::Create(device, limits, used.compute, used.force_simt));
-  return std::make_unique<CudaOps>(device, limits, used, std::move(workspace), std::move(cublas),
-                                   std::move(attend));
+  return std::make_unique<CudaOps>(device, limits, used, std::move(workspace), std::move(staged),
+                                   std::move(cublas), std::move(attend));
 }
 
 CudaOps::CudaOps(device::CudaDevice& device, const OpsLimits& limits, const CudaOpsOptions& options,
-                 device::Buffer workspace, std::unique_ptr<Cublas> cublas,
+                 device::Buffer workspace, device::Buffer staged, std::unique_ptr<Cublas> cublas,
                  std::unique_ptr<CudaAttend> attend)
     : device_(device),
       limits_(limits),
@@ -121,18 +128,27 @@ CudaOps::CudaOps(device::CudaDevice& device, const OpsLimits& limits, const Cuda
       layout_(CudaWorkspace::For(limits, options.compute)),
       workspace_(std::move(workspace)),
       cublas_(std::move(cublas)),
-      attend_(std::move(attend)) {}
+      attend_(std::move(attend)),
+      staged_(std::move(staged)) {}
 
-void CudaOps::Embed(std::span<const TokenId> ids, const Matrix& table, void* out) {
+void CudaOps::CheckTokens(std::span<const TokenId> ids, const Matrix& table) const {
   for (const TokenId id : ids) {
     CHECK(id >= 0 && id < table.rows) << "token " << id << " of a vocabulary of " << table.rows;
   }
   CHECK(table.type == WeightTypeOf(options_.compute));
+}
+
+void CudaOps::GatherEmbeddings(int count, const int32_t* ids, const Matrix& table, void* out) {
   const BlasProduct layout = ProductOf(0, nullptr, 0, table, nullptr, 0);
   const int value_bytes = kernels::ValueBytes(type_);
-  Check(kernels::LaunchGatherRows(stream(), static_cast<int>(ids.size()), table.cols * value_bytes,
-                                  layout.w_stride * value_bytes, Stage(ids), table.data, out),
+  Check(kernels::LaunchGatherRows(stream(), count, table.cols * value_bytes,
+                                  layout.w_stride * value_bytes, ids, table.data, out),
         "embedding");
+}
+
+void CudaOps::Embed(std::span<const TokenId> ids, const Matrix& table, void* out) {
+  CheckTokens(ids, table);
+  GatherEmbeddings(static_cast<int>(ids.size()), Stage(ids), table, out);
 }
 
 void CudaOps::RmsNorm(int num_rows, int dim, const void* x, const float* weight, float eps,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/kernels/cuda/expert_gemm.h"
@@ -13,6 +14,7 @@
 #include "engine/ops/cuda/cublas.h"
 #include "engine/ops/cuda/cuda_attend.h"
 #include "engine/ops/cuda/cuda_ops.h"
+#include "engine/ops/staged_step.h"
 
 namespace writescope::ops {
 
@@ -35,6 +37,7 @@ struct CudaWorkspace {
   int64_t weights = 0;     // float [wave_tokens, experts_per_token]
   int64_t slot_pairs = 0;  // int32 [wave_tokens * experts_per_token]
   int64_t tiles = 0;       // kernels::ExpertTile
+  int64_t arrivals = 0;    // A counter of thread blocks; zero between launches
   // Activations: [wave_tokens * experts_per_token, expert width], or twice [wave_tokens, width].
   int64_t activated = 0;
   int64_t results = 0;  // Activations [wave_tokens, experts_per_token, hidden]
@@ -48,8 +51,10 @@ struct CudaWorkspace {
 class CudaOps final : public Ops {
  public:
   CudaOps(device::CudaDevice& device, const OpsLimits& limits, const CudaOpsOptions& options,
-          device::Buffer workspace, std::unique_ptr<Cublas> cublas,
+          device::Buffer workspace, device::Buffer staged, std::unique_ptr<Cublas> cublas,
           std::unique_ptr<CudaAttend> attend);
+  // Of device memory, for the inputs of a staged step.
+  static int64_t StagedBytes();
 
   device::Device& device() override { return device_; }
   OpsFootprint footprint() const override { return CudaOpsFootprint(options_.compute); }
@@ -58,6 +63,7 @@ class CudaOps final : public Ops {
   absl::StatusOr<Matrix> RandomMatrix(std::byte* to, WeightType source, WeightFormat format,
                                       int64_t rows, int64_t cols, float sigma,
                                       uint64_t seed) override;
+  std::optional<Matrix> Join(std::span<const Matrix> parts) override;
   absl::StatusOr<const float*> LoadVector(std::byte* to, int64_t count, const float* from) override;
   absl::Status WarmUp(const KvGeometry& kv, int num_heads) override;
   void Embed(std::span<const TokenId> ids, const Matrix& table, void* out) override;
@@ -71,6 +77,12 @@ class CudaOps final : public Ops {
   void ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) override;
   void Attend(const AttendArgs& args) override;
   void MergeAttention(const MergeArgs& args) override;
+  bool StageStep(const StepInputs& inputs) override;
+  void EmbedStaged(const Matrix& table, void* out) override;
+  void AttendStaged(const StagedAttendArgs& args) override;
+  absl::Status BeginRecording() override;
+  absl::StatusOr<std::unique_ptr<Recording>> EndRecording() override;
+  void Replay(const Recording& recording) override;
   void Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) override;
   void Moe(const MoeArgs& args) override;
   void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) override;
@@ -90,15 +102,27 @@ class CudaOps final : public Ops {
   // One product for each head: x and y of head h begin h * x_head and h * y_head values further.
   void MultiplyHeads(std::span<const Matrix> heads, BlasProduct product, int64_t x_head,
                      int64_t y_head);
-  // One wave of Moe: tokens [first, first + num_tokens).
-  void RunMoeWave(const MoeArgs& args, int first, int num_tokens);
+  // Parts of Moe; see the bodies. A wave is tokens [first, first + num_tokens).
+  void Route(const MoeArgs& args, int first, int num_tokens, int tile_slots);
+  bool RouteFew(const MoeArgs& args, int tile_slots);
+  void RunMoeWave(const MoeArgs& args, int first, int num_tokens, int tile_slots);
   void RunExperts(kernels::ExpertGemmArgs args, int tile_slots);
   // Slots of a tile for so many pairs; chooses the kernel, too.
   int TileSlots(WeightType type, int64_t num_pairs, int num_experts) const;
   void WarmProducts(const KvGeometry& kv, int num_heads);
   void WarmExperts();
+  void WarmRouteFew(int k);
 
-  // The places of tokens, in memory that kernels read.
+  void CheckTokens(std::span<const TokenId> ids, const Matrix& table) const;
+  void GatherEmbeddings(int count, const int32_t* ids, const Matrix& table, void* out);
+  // Remembers a matrix for WarmUp.
+  void AddShape(const Matrix& matrix);
+  static void FillPlaces(std::span<const int64_t> positions, std::span<const KvTarget> targets,
+                         kernels::TokenPlace* places);
+  // Of a prepare call: staged, or in memory that kernels read.
+  const kernels::TokenPlace* PlacesOf(int staged_layer, int num_tokens,
+                                      std::span<const int64_t> positions,
+                                      std::span<const KvTarget> targets);
   const kernels::TokenPlace* StagePlaces(std::span<const int64_t> positions,
                                          std::span<const KvTarget> targets);
   template <typename T>
@@ -122,6 +146,9 @@ class CudaOps final : public Ops {
   device::Buffer workspace_;
   std::unique_ptr<Cublas> cublas_;
   std::unique_ptr<CudaAttend> attend_;
+  StagedStep step_;
+  device::Buffer staged_;  // Its inputs
+  bool step_is_planned_ = false;
   // One matrix of each shape, for WarmUp, and how many there are.
   struct Shape {
     Matrix matrix;

@@ -18,6 +18,15 @@ bool ValuesBetween(const Matrix& a, const Matrix& b, int64_t value_bytes, int64_
   return bytes % value_bytes == 0 && a.rows == b.rows && a.cols == b.cols && a.type == b.type;
 }
 
+kernels::RouterConfig RouterConfigOf(const MoeArgs& args) {
+  return {.num_experts = static_cast<int>(args.experts.size()),
+          .experts_per_token = args.experts_per_token,
+          .renormalize = args.renormalize,
+          .routed_scale = args.routed_scale,
+          .num_groups = args.num_groups,
+          .topk_groups = args.topk_groups};
+}
+
 }  // namespace
 
 BlasProduct CudaOps::ProductOf(int64_t num_rows, const void* x, int64_t x_stride, const Matrix& w,
@@ -38,8 +47,8 @@ BlasProduct CudaOps::ProductOf(int64_t num_rows, const void* x, int64_t x_stride
 
 void CudaOps::Multiply(const BlasProduct& product) {
   if (product.num_rows == 0) return;
-  if (type_ == kernels::ValueType::kBf16 && !options_.force_simt && product.batch == 1 &&
-      product.alpha == 1 && kernels::IsSmallProduct(product.num_rows, product.rows, product.cols)) {
+  if (type_ == kernels::ValueType::kBf16 && !options_.force_simt && product.w_batch % 8 == 0 &&
+      kernels::IsSmallProduct(product.num_rows, product.rows, product.cols, product.batch)) {
     Check(kernels::LaunchSmallProduct(stream(), {.num_rows = static_cast<int>(product.num_rows),
                                                  .rows = static_cast<int>(product.rows),
                                                  .cols = static_cast<int>(product.cols),
@@ -50,7 +59,12 @@ void CudaOps::Multiply(const BlasProduct& product) {
                                                  .y_type = product.y_type,
                                                  .y = product.y,
                                                  .y_stride = product.y_stride,
-                                                 .accumulate = product.beta != 0}),
+                                                 .alpha = product.alpha,
+                                                 .accumulate = product.beta != 0,
+                                                 .batch = product.batch,
+                                                 .x_batch = product.x_batch,
+                                                 .w_batch = product.w_batch,
+                                                 .y_batch = product.y_batch}),
           "matrix product of few rows");
     return;
   }
@@ -145,18 +159,15 @@ void CudaOps::RunExperts(kernels::ExpertGemmArgs args, int tile_slots) {
   }
 }
 
-void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens) {
+// The experts of tokens [first, first + num_tokens), and the order of the pairs.
+void CudaOps::Route(const MoeArgs& args, int first, int num_tokens, int tile_slots) {
   const int k = args.experts_per_token, num_experts = static_cast<int>(args.experts.size());
   const int num_pairs = num_tokens * k;
-  const int64_t hidden = args.hidden;
-  const std::byte* x = Activation(args.x, first * hidden);
   float* logits = Workspace<float>(layout_.logits);
   int32_t* experts = Workspace<int32_t>(layout_.experts);
   float* weights = Workspace<float>(layout_.weights);
-  int32_t* slot_pairs = Workspace<int32_t>(layout_.slot_pairs);
-  auto* tiles = Workspace<kernels::ExpertTile>(layout_.tiles);
-
-  BlasProduct router = ProductOf(num_tokens, x, hidden, args.router, logits, num_experts);
+  BlasProduct router = ProductOf(num_tokens, Activation(args.x, int64_t{first} * args.hidden),
+                                 args.hidden, args.router, logits, num_experts);
   router.y_type = kernels::ValueType::kF32;
   Multiply(router);
   const size_t choice_bytes = static_cast<size_t>(num_pairs) * sizeof(int32_t);
@@ -169,25 +180,58 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens) {
     Check(cudaMemcpyAsync(experts, from, choice_bytes, cudaMemcpyHostToDevice, stream()),
           "given experts");
   }
-  Check(kernels::LaunchRoute(stream(),
-                             {.num_experts = num_experts,
-                              .experts_per_token = k,
-                              .renormalize = args.renormalize,
-                              .routed_scale = args.routed_scale,
-                              .num_groups = args.num_groups,
-                              .topk_groups = args.topk_groups},
-                             num_tokens, logits, replay, experts, weights),
+  Check(kernels::LaunchRoute(stream(), RouterConfigOf(args), num_tokens, logits, replay, experts,
+                             weights),
         "router");
   if (args.choice.record != nullptr) {
     Check(cudaMemcpyAsync(args.choice.record + int64_t{first} * k, experts, choice_bytes,
                           cudaMemcpyDeviceToHost, stream()),
           "chosen experts");
   }
-  const int tile_slots = TileSlots(args.experts[0].gate.type, num_pairs, num_experts);
-  Check(kernels::LaunchSortPairs(stream(), num_experts, num_pairs, tile_slots, experts, slot_pairs,
-                                 tiles),
+  Check(kernels::LaunchSortPairs(stream(), num_experts, num_pairs, tile_slots, experts,
+                                 Workspace<int32_t>(layout_.slot_pairs),
+                                 Workspace<kernels::ExpertTile>(layout_.tiles)),
         "order of experts");
+}
 
+// The same for all tokens, with the first norm, in one launch; false where that cannot be done.
+bool CudaOps::RouteFew(const MoeArgs& args, int tile_slots) {
+  if (options_.force_simt || type_ != kernels::ValueType::kBf16 ||
+      args.num_tokens > std::min(kernels::kRouteFewTokens, layout_.wave_tokens) ||
+      args.choice.record != nullptr || args.choice.replay != nullptr) {
+    return false;
+  }
+  const bool norms = args.first_norm != nullptr;
+  const BlasProduct router = ProductOf(0, nullptr, 0, args.router, nullptr, 0);
+  const kernels::RouteFewArgs call = {.config = RouterConfigOf(args),
+                                      .num_tokens = args.num_tokens,
+                                      .hidden = args.hidden,
+                                      .x = norms ? args.out : args.x,
+                                      .norm = args.first_norm,
+                                      .norm_eps = args.norm_eps,
+                                      .normed = args.normed,
+                                      .router = static_cast<const std::byte*>(router.w),
+                                      .router_stride = router.w_stride,
+                                      .tile_slots = tile_slots,
+                                      .num_tiles = static_cast<int>(kernels::MaxExpertTiles(
+                                          int64_t{args.num_tokens} * args.experts_per_token,
+                                          static_cast<int>(args.experts.size()), tile_slots)),
+                                      .logits = Workspace<float>(layout_.logits),
+                                      .arrivals = Workspace<uint32_t>(layout_.arrivals),
+                                      .experts = Workspace<int32_t>(layout_.experts),
+                                      .weights = Workspace<float>(layout_.weights),
+                                      .slot_pairs = Workspace<int32_t>(layout_.slot_pairs),
+                                      .tiles = Workspace<kernels::ExpertTile>(layout_.tiles)};
+  if (!kernels::RoutesFew(call)) return false;
+  Check(kernels::LaunchRouteFew(stream(), call), "router of few tokens");
+  return true;
+}
+
+void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens, int tile_slots) {
+  const int k = args.experts_per_token, num_experts = static_cast<int>(args.experts.size());
+  const int num_pairs = num_tokens * k;
+  const int64_t hidden = args.hidden;
+  const std::byte* x = Activation(args.x, first * hidden);
   const MlpWeights& expert = args.experts[0];
   const int64_t width = expert.gate.rows;
   kernels::ExpertGemmArgs gemm = {
@@ -198,9 +242,9 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens) {
       .up = expert.up.data,
       .expert_stride_bytes =
           num_experts > 1 ? args.experts[1].gate.data - expert.gate.data : int64_t{0},
-      .tiles = tiles,
+      .tiles = Workspace<kernels::ExpertTile>(layout_.tiles),
       .num_tiles = static_cast<int>(kernels::MaxExpertTiles(num_pairs, num_experts, tile_slots)),
-      .slot_pairs = slot_pairs,
+      .slot_pairs = Workspace<int32_t>(layout_.slot_pairs),
       .x = x,
       .x_stride = hidden,
       .x_by_token = true,
@@ -220,12 +264,24 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens) {
   gemm.y_stride = hidden;
   gemm.y_by_pair = true;
   RunExperts(gemm, tile_slots);
-  Check(kernels::LaunchCombine(stream(), type_, num_tokens, k, args.hidden, gemm.y, weights,
-                               Activation(args.out, first * hidden)),
+  Check(kernels::LaunchCombine(
+            stream(),
+            {.type = type_,
+             .num_tokens = num_tokens,
+             .k = k,
+             .hidden = args.hidden,
+             .results = gemm.y,
+             .weights = Workspace<float>(layout_.weights),
+             .out = Activation(args.out, first * hidden),
+             .norm = args.norm,
+             .norm_eps = args.norm_eps,
+             .normed = args.norm != nullptr ? Activation(args.normed, first * hidden) : nullptr}),
         "sum of experts");
 }
 
-void CudaOps::Moe(const MoeArgs& args) {
+void CudaOps::Moe(const MoeArgs& given) {
+  MoeArgs args = given;
+  if (args.first_norm != nullptr) args.x = args.normed;
   const int num_experts = static_cast<int>(args.experts.size());
   CHECK_LE(args.num_tokens, limits_.max_tokens);
   CHECK_LE(args.hidden, limits_.hidden);
@@ -252,10 +308,20 @@ void CudaOps::Moe(const MoeArgs& args) {
   check_even(&MlpWeights::gate);
   check_even(&MlpWeights::up);
   check_even(&MlpWeights::down);
-  for (int token = 0; token < args.num_tokens; token += layout_.wave_tokens) {
-    RunMoeWave(args, token, std::min(layout_.wave_tokens, args.num_tokens - token));
+  const auto tile_slots = [&](int num_tokens) {
+    return TileSlots(first.gate.type, int64_t{num_tokens} * args.experts_per_token, num_experts);
+  };
+  const bool routed = RouteFew(args, tile_slots(args.num_tokens));
+  if (!routed && args.first_norm != nullptr) {
+    RmsNorm(args.num_tokens, args.hidden, args.out, args.first_norm, args.norm_eps, args.normed);
   }
+  // Before the others, since the norm at the end of a wave is of all that is added.
   if (args.shared != nullptr) Mlp(args.num_tokens, args.x, *args.shared, args.out);
+  for (int token = 0; token < args.num_tokens; token += layout_.wave_tokens) {
+    const int count = std::min(layout_.wave_tokens, args.num_tokens - token);
+    if (!routed) Route(args, token, count, tile_slots(count));
+    RunMoeWave(args, token, count, tile_slots(count));
+  }
 }
 
 }  // namespace writescope::ops

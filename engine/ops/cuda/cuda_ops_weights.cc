@@ -68,15 +68,34 @@ absl::StatusOr<Matrix> CudaOps::MakeMatrix(std::byte* to, WeightType source, Wei
   const WeightType type =
       format == WeightFormat::kInt4 ? WeightType::kInt4 : WeightTypeOf(options_.compute);
   const Matrix matrix = {.data = to, .type = type, .rows = rows, .cols = cols};
+  AddShape(matrix);
+  return matrix;
+}
+
+void CudaOps::AddShape(const Matrix& matrix) {
   const auto known = std::find_if(shapes_.begin(), shapes_.end(), [&](const Shape& shape) {
-    return shape.matrix.rows == rows && shape.matrix.cols == cols && shape.matrix.type == type;
+    return shape.matrix.rows == matrix.rows && shape.matrix.cols == matrix.cols &&
+           shape.matrix.type == matrix.type;
   });
   if (known == shapes_.end()) {
     shapes_.push_back({matrix, 1});
   } else {
     ++known->count;
   }
-  return matrix;
+}
+
+std::optional<Matrix> CudaOps::Join(std::span<const Matrix> parts) {
+  if (parts.empty() || parts[0].type == WeightType::kInt4) return std::nullopt;
+  Matrix whole = parts[0];
+  const int64_t stride =
+      type_ == kernels::ValueType::kF32 ? whole.cols : kernels::Bf16Stride(whole.cols);
+  for (const Matrix& part : parts.subspan(1)) {
+    const std::byte* end = whole.data + whole.rows * stride * kernels::ValueBytes(type_);
+    if (part.data != end || part.cols != whole.cols || part.type != whole.type) return std::nullopt;
+    whole.rows += part.rows;
+  }
+  AddShape(whole);
+  return whole;
 }
 
 absl::StatusOr<Matrix> CudaOps::LoadMatrix(std::byte* to, WeightType source, WeightFormat format,
@@ -186,10 +205,53 @@ void CudaOps::WarmExperts() {
   Check(kernels::LaunchSortPairs(stream(), limits_.num_experts, k, kernels::kStreamSlotsFew,
                                  experts, Workspace<int32_t>(layout_.slot_pairs), tiles),
         "warm-up of the order of experts");
+  WarmRouteFew(k);
   std::byte* scratch = Workspace<std::byte>(layout_.activated);
-  Check(kernels::LaunchCombine(stream(), type_, 1, k, limits_.hidden,
-                               Workspace<std::byte>(layout_.results), weights, scratch),
-        "warm-up of the sum of experts");
+  for (const float* norm :
+       {static_cast<const float*>(nullptr), Workspace<const float>(layout_.results)}) {
+    Check(kernels::LaunchCombine(stream(), {.type = type_,
+                                            .num_tokens = 1,
+                                            .k = k,
+                                            .hidden = limits_.hidden,
+                                            .results = Workspace<std::byte>(layout_.results),
+                                            .weights = weights,
+                                            .out = scratch,
+                                            .norm = norm,
+                                            .norm_eps = 1,
+                                            .normed = scratch}),
+          "warm-up of the sum of experts");
+  }
+}
+
+// The router of few tokens, on scratch memory: values do not matter.
+void CudaOps::WarmRouteFew(int k) {
+  if (options_.force_simt || type_ != kernels::ValueType::kBf16) return;
+  std::byte* scratch = Workspace<std::byte>(layout_.activated);
+  const int stride = static_cast<int>(kernels::Bf16Stride(limits_.hidden));
+  for (const int tokens : {1, 9}) {
+    const int64_t rows_bytes = RoundUp(int64_t{tokens} * stride * 4, 256);
+    const kernels::RouteFewArgs args = {
+        .config = {.num_experts = limits_.num_experts, .experts_per_token = k},
+        .num_tokens = tokens,
+        .hidden = limits_.hidden,
+        .x = scratch,
+        .norm = reinterpret_cast<const float*>(scratch + rows_bytes),
+        .norm_eps = 1,
+        .normed = scratch + 2 * rows_bytes,
+        .router = scratch + 3 * rows_bytes,
+        .router_stride = stride,
+        .tile_slots = kernels::kStreamSlotsFew,
+        .num_tiles = 1,
+        .logits = Workspace<float>(layout_.logits),
+        .arrivals = Workspace<uint32_t>(layout_.arrivals),
+        .experts = Workspace<int32_t>(layout_.experts),
+        .weights = Workspace<float>(layout_.weights),
+        .slot_pairs = Workspace<int32_t>(layout_.slot_pairs),
+        .tiles = Workspace<kernels::ExpertTile>(layout_.tiles)};
+    const int64_t needed = 3 * rows_bytes + int64_t{limits_.num_experts} * stride * 2;
+    if (tokens > layout_.wave_tokens || needed > layout_.scratch_bytes()) continue;
+    if (kernels::RoutesFew(args)) Check(kernels::LaunchRouteFew(stream(), args), "warm-up");
+  }
 }
 
 absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {

@@ -230,7 +230,7 @@ void BenchRig::MoveLastToFront() {
 }
 
 absl::StatusOr<StepTiming> BenchRig::Step(size_t first, size_t count,
-                                          const runtime::StepOptions& options) {
+                                          const runtime::StepOptions& options, bool may_replay) {
   const std::vector<TokenId> tokens = next_tokens_;
   std::vector<runtime::StepSlice> slices;
   std::vector<int> slots;
@@ -245,7 +245,7 @@ absl::StatusOr<StepTiming> BenchRig::Step(size_t first, size_t count,
   int full_slice = -1;
   const double began_s = device::NowSeconds();
   if (runner_->SpilledBytes(slots) == 0) {
-    RETURN_IF_ERROR(runner_->RunResident(slices, sample, &full_slice));
+    RETURN_IF_ERROR(runner_->RunResident(slices, sample, &full_slice, may_replay));
   } else {
     ASSIGN_OR_RETURN(const runtime::StepResult result,
                      runner_->Run(slices, options, sample, &full_slice));
@@ -255,8 +255,9 @@ absl::StatusOr<StepTiming> BenchRig::Step(size_t first, size_t count,
   return timing;
 }
 
-absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, bool retain) {
-  return Step(0, slots_.size(), {.share = share, .retain_keep_free = retain ? 0 : -1});
+absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, bool retain,
+                                            bool may_replay) {
+  return Step(0, slots_.size(), {.share = share, .retain_keep_free = retain ? 0 : -1}, may_replay);
 }
 
 absl::StatusOr<StepTiming> BenchRig::DecodeFrom(int first, const attention::SharePlan& share) {

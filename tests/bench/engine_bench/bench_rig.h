@@ -61,7 +61,9 @@ class BenchRig {
   int64_t SpilledBytes() const { return runner_->SpilledBytes(slots_); }
 
   // One token for every sequence; the next are the most likely ones.
-  absl::StatusOr<StepTiming> Decode(const attention::SharePlan& share, bool retain);
+  // With `may_replay` resident steps go as graphs.
+  absl::StatusOr<StepTiming> Decode(const attention::SharePlan& share, bool retain,
+                                    bool may_replay = true);
   // The first sequence, all on the device, steps inside a step of the others, as the engine does
   // it.
   struct BesideTiming {
@@ -80,7 +82,8 @@ class BenchRig {
  private:
   BenchRig() = default;
   absl::Status Append(int slot, int64_t num_tokens);
-  absl::StatusOr<StepTiming> Step(size_t first, size_t count, const runtime::StepOptions& options);
+  absl::StatusOr<StepTiming> Step(size_t first, size_t count, const runtime::StepOptions& options,
+                                  bool may_replay = true);
 
   runtime::SizedPlan sized_;
   model::ModelConfig config_;

@@ -34,11 +34,11 @@ attention::SharePlan PlanFor(const std::string& policy, const std::string& cut, 
   return {.meet = cut == "meet", .cpu_share = best_share, .handoff = true};
 }
 
-absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& plan,
+absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& plan, bool may_replay,
                                   const DecodeOptions& options) {
   std::vector<StepTiming> timings;
   for (int i = 0; i < options.warmup_steps + options.steps; ++i) {
-    ASSIGN_OR_RETURN(StepTiming timing, rig.Decode(plan, options.retain));
+    ASSIGN_OR_RETURN(StepTiming timing, rig.Decode(plan, options.retain, may_replay));
     if (i >= options.warmup_steps) timings.push_back(std::move(timing));
   }
   std::sort(timings.begin(), timings.end(),
@@ -139,7 +139,8 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
       const std::vector<std::string> cuts =
           policy == "hybrid" ? options.cuts : std::vector<std::string>{"planned"};
       for (const std::string& cut : cuts) {
-        ASSIGN_OR_RETURN(ResultRow row, Measure(rig, PlanFor(policy, cut, best.share), options));
+        ASSIGN_OR_RETURN(ResultRow row, Measure(rig, PlanFor(policy, cut, best.share),
+                                                policy != "plain", options));
         row.model = rig.config().architecture;
         row.batch = point.batch;
         row.context_tokens = point.context;

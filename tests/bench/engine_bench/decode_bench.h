@@ -21,7 +21,8 @@ absl::StatusOr<Point> ParsePoint(const std::string& text);
 
 struct DecodeOptions {
   std::vector<Point> points;
-  // hybrid, stream (all spilled KV goes to the device), cpu (all of it stays), static (half).
+  // hybrid, stream (all spilled KV goes to the device), cpu (all of it stays), static (half), plain
+  // (hybrid, with resident steps submitted call by call).
   std::vector<std::string> policies;
   std::vector<std::string> cuts;  // For hybrid: meet, planned
   int steps = 10;

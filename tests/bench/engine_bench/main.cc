@@ -162,7 +162,7 @@ int Main(int argc, char** argv) {
   CLI::App* decode = app.add_subcommand("decode", "Decode steps of batches at a context length");
   AddCommon(decode, flags);
   decode->add_option("--policy", flags.decode.policies)
-      ->check(CLI::IsMember({"hybrid", "stream", "cpu", "static"}));
+      ->check(CLI::IsMember({"hybrid", "stream", "cpu", "static", "plain"}));
   decode->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
   decode->add_option("--steps", flags.decode.steps)->check(CLI::Range(1, 1000));
   decode->add_option("--warmup-steps", flags.decode.warmup_steps)->check(CLI::Range(0, 1000));

@@ -55,6 +55,7 @@ class CudaRig {
                                                      : static_cast<const void*>(halves.data());
     CHECK(cudaMemcpy(to, from, static_cast<size_t>(count * ops_->activation_bytes()),
                      cudaMemcpyHostToDevice) == cudaSuccess);
+    Settle();
     return to;
   }
   // Memory for activations, filled with what is no number, so that a hole shows.
@@ -62,6 +63,7 @@ class CudaRig {
     std::byte* to = Allocate(count * ops_->activation_bytes());
     CHECK(cudaMemset(to, 0xff, static_cast<size_t>(count * ops_->activation_bytes())) ==
           cudaSuccess);
+    Settle();
     return to;
   }
   Matrix Load(const std::vector<float>& values, int64_t rows, int64_t cols, WeightType type,
@@ -99,6 +101,9 @@ class CudaRig {
     const absl::Status error = device_->compute().TakeError();
     CHECK(error.ok()) << error;
   }
+
+  // The queue does not wait for what goes past it.
+  static void Settle() { CHECK(cudaDeviceSynchronize() == cudaSuccess); }
 
  private:
   const CudaOpsOptions options_;

@@ -1,0 +1,110 @@
+#include "engine/runtime/step_recordings.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace writescope::runtime {
+namespace {
+
+class NamedRecording final : public ops::Recording {
+ public:
+  explicit NamedRecording(std::string name) : name(std::move(name)) {}
+  const std::string name;
+};
+
+// Writes down what runs; a call between BeginRecording and EndRecording does not.
+class FakeRecorder final : public ops::Recorder {
+ public:
+  absl::Status BeginRecording() override {
+    if (!begin.ok()) return begin;
+    recording_ = true;
+    recorded_.clear();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::unique_ptr<ops::Recording>> EndRecording() override {
+    recording_ = false;
+    if (!end.ok()) return end;
+    return std::make_unique<NamedRecording>(recorded_);
+  }
+  void Replay(const ops::Recording& recording) override {
+    ran.push_back("replay " + static_cast<const NamedRecording&>(recording).name);
+  }
+  void Call(const std::string& name) {
+    if (recording_) {
+      recorded_ += name;
+    } else {
+      ran.push_back(name);
+    }
+  }
+
+  absl::Status begin, end;
+  std::vector<std::string> ran;
+
+ private:
+  bool recording_ = false;
+  std::string recorded_;
+};
+
+class StepRecordingsTest : public ::testing::Test {
+ protected:
+  // What the step came to.
+  std::string Step(StepRecordings& recordings, int rows) {
+    recorder_.ran.clear();
+    recordings.Submit(rows, [&] { recorder_.Call("step of " + std::to_string(rows)); });
+    EXPECT_EQ(recorder_.ran.size(), 1u);
+    return recorder_.ran.empty() ? "" : recorder_.ran[0];
+  }
+  FakeRecorder recorder_;
+};
+
+TEST_F(StepRecordingsTest, RecordsASizeThatComesAgain) {
+  StepRecordings recordings(recorder_, 4);
+  EXPECT_EQ(Step(recordings, 2), "step of 2");
+  EXPECT_EQ(Step(recordings, 3), "step of 3");
+  EXPECT_EQ(Step(recordings, 2), "replay step of 2");
+  EXPECT_EQ(Step(recordings, 2), "replay step of 2");
+  EXPECT_EQ(Step(recordings, 3), "replay step of 3");
+  EXPECT_EQ(recordings.counts().replayed_steps, 3);
+  EXPECT_EQ(recordings.counts().plain_steps, 2);
+  EXPECT_EQ(recordings.counts().failures, 0);
+  EXPECT_EQ(recordings.num_kept(), 2);
+}
+
+TEST_F(StepRecordingsTest, KeepsNoMoreThanItMayAndThoseInUse) {
+  StepRecordings recordings(recorder_, 2);
+  for (const int rows : {1, 1, 2, 2}) Step(recordings, rows);
+  for (int i = 0; i < 31; ++i) {
+    EXPECT_EQ(Step(recordings, 3), "step of 3");  // Both others were used a short while ago.
+    EXPECT_EQ(Step(recordings, 2), "replay step of 2");
+  }
+  EXPECT_EQ(Step(recordings, 3), "replay step of 3");  // In place of 1
+  EXPECT_EQ(recordings.num_kept(), 2);
+  EXPECT_EQ(Step(recordings, 2), "replay step of 2");
+  EXPECT_EQ(Step(recordings, 1), "step of 1");
+}
+
+TEST_F(StepRecordingsTest, GoesOnCallByCallAfterAFailure) {
+  for (const bool at_begin : {true, false}) {
+    StepRecordings recordings(recorder_, 4);
+    for (const int rows : {5, 5}) Step(recordings, rows);
+    (at_begin ? recorder_.begin : recorder_.end) = absl::InternalError("no");
+    Step(recordings, 1);
+    EXPECT_EQ(Step(recordings, 1), "step of 1");
+    recorder_.begin = recorder_.end = absl::OkStatus();
+    EXPECT_EQ(Step(recordings, 1), "step of 1");
+    EXPECT_EQ(recordings.counts().failures, 1);
+    EXPECT_EQ(Step(recordings, 5), "replay step of 5");  // What there is stays in use.
+  }
+}
+
+TEST_F(StepRecordingsTest, RecordsNothingWhereNoneMayBeKept) {
+  StepRecordings recordings(recorder_, 0);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Step(recordings, 1), "step of 1");
+  EXPECT_EQ(recordings.counts().failures, 0);
+}
+
+}  // namespace
+}  // namespace writescope::runtime
