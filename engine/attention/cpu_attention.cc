@@ -65,7 +65,7 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
       max_claim_blocks_(std::max(claim_blocks_, kMaxClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
       workers_(static_cast<size_t>(options.num_workers)),
-      row_mutexes_(static_cast<size_t>(options.max_rows)) {
+      part_mutexes_(static_cast<size_t>(options.max_rows * options.geometry.num_kv_heads)) {
   std::byte* const out = handoff_.data() + QueryBytes(options);
   std::byte* const lse = out + OutBytes(options);
   queries_ = reinterpret_cast<float*>(handoff_.data());
@@ -219,24 +219,20 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
   for (const int reader : readers)
     Touch(worker, step.attention->rows[static_cast<size_t>(reader)].first_row);
 
-  // The heads of a block lie one after the other, so that a part of one block, as claims of the
-  // large models are, is read as one stream.
+  // The heads of a block lie one after the other, and so do blocks: memory is read as one stream.
+  worker.blocks.clear();
+  for (int block = 0; block < part.num_blocks; ++block) {
+    for (int kv_head = 0; kv_head < kv.num_kv_heads; ++kv_head) {
+      worker.blocks.push_back(head_of_block(part, block, kv_head));
+    }
+  }
+  kernels::KvHeadBlock after;
+  if (next != nullptr) after = head_of_block(*next, 0, 0);
+  worker.q_rows.clear();
+  worker.o_rows.clear();
+  worker.m_rows.clear();
+  worker.l_rows.clear();
   for (int kv_head = 0; kv_head < kv.num_kv_heads; ++kv_head) {
-    worker.blocks.clear();
-    for (int i = 0; i < part.num_blocks; ++i) {
-      worker.blocks.push_back(head_of_block(part, i, kv_head));
-    }
-    kernels::KvHeadBlock next_block;
-    const bool is_last = kv_head + 1 == kv.num_kv_heads;
-    if (!is_last) {
-      next_block = head_of_block(part, 0, kv_head + 1);
-    } else if (next != nullptr) {
-      next_block = head_of_block(*next, 0, 0);
-    }
-    worker.q_rows.clear();
-    worker.o_rows.clear();
-    worker.m_rows.clear();
-    worker.l_rows.clear();
     for (const int reader : readers) {
       const int64_t row = step.attention->rows[static_cast<size_t>(reader)].first_row;
       for (int64_t g = 0; g < group; ++g) {
@@ -247,35 +243,50 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
         worker.l_rows.push_back(&worker.l[static_cast<size_t>(head)]);
       }
     }
-    variant_.run({.k_dim = kv.k_dim,
-                  .v_dim = kv.v_dim,
-                  .value_in_key = kv.value_in_key,
-                  .dtype = kv.dtype,
-                  .blocks = worker.blocks,
-                  .next = !is_last || next != nullptr ? &next_block : nullptr,
-                  .num_rows = static_cast<int>(worker.q_rows.size()),
-                  .q = worker.q_rows.data(),
-                  .visible = nullptr,  // Sealed blocks lie before every query of a decode step.
-                  .o = worker.o_rows.data(),
-                  .m = worker.m_rows.data(),
-                  .l = worker.l_rows.data()});
   }
+  variant_.run({.k_dim = kv.k_dim,
+                .v_dim = kv.v_dim,
+                .value_in_key = kv.value_in_key,
+                .dtype = kv.dtype,
+                .blocks = worker.blocks,
+                .num_heads = kv.num_kv_heads,
+                .next = next != nullptr ? &after : nullptr,
+                .num_rows = static_cast<int>(readers.size()) * static_cast<int>(group),
+                .q = worker.q_rows.data(),
+                .visible = nullptr,  // Sealed blocks lie before every query of a decode step.
+                .o = worker.o_rows.data(),
+                .m = worker.m_rows.data(),
+                .l = worker.l_rows.data()});
 }
 
 void CpuAttention::Flush(Worker& worker) {
-  const int64_t heads = options_.num_heads;
-  const int v_dim = options_.geometry.v_dim;
-  for (const int row : worker.touched_rows) {
-    std::lock_guard lock(row_mutexes_[static_cast<size_t>(row)]);
-    // The first partial of a row is written as it is: what lies there is of an earlier layer.
-    for (int64_t head = row * heads; head < (row + 1) * heads; ++head) {
-      const size_t at = static_cast<size_t>(head);
-      kernels::MergeState(v_dim, out_ + head * v_dim, lse_ + head,
-                          &worker.o[at * static_cast<size_t>(v_dim)], worker.m[at], worker.l[at]);
-    }
-    worker.touched[static_cast<size_t>(row)] = false;
+  const int kv_heads = options_.geometry.num_kv_heads;
+  const int64_t num_parts = static_cast<int64_t>(worker.touched_rows.size()) * kv_heads;
+  // Workers end a layer at the same time, with the same rows: each begins elsewhere.
+  const int64_t first = num_parts * (&worker - workers_.data()) / options_.num_workers;
+  for (int64_t i = 0; i < num_parts; ++i) {
+    const int64_t part = (first + i) % num_parts;
+    FlushHeads(worker, worker.touched_rows[static_cast<size_t>(part / kv_heads)],
+               static_cast<int>(part % kv_heads));
   }
+  for (const int row : worker.touched_rows) worker.touched[static_cast<size_t>(row)] = false;
   worker.touched_rows.clear();
+}
+
+void CpuAttention::FlushHeads(Worker& worker, int row, int kv_head) {
+  const int v_dim = options_.geometry.v_dim;
+  const int kv_heads = options_.geometry.num_kv_heads;
+  const int64_t group = options_.num_heads / kv_heads;
+  const int64_t begin = int64_t{row} * options_.num_heads + kv_head * group;
+  // The worker before left these lines in another core's cache.
+  for (int64_t d = 0; d < group * v_dim; d += 16) __builtin_prefetch(out_ + begin * v_dim + d, 1);
+  std::lock_guard lock(part_mutexes_[static_cast<size_t>(row * kv_heads + kv_head)]);
+  // The first partial of a row is written as it is: what lies there is of an earlier layer.
+  for (int64_t head = begin; head < begin + group; ++head) {
+    const size_t at = static_cast<size_t>(head);
+    kernels::MergeState(v_dim, out_ + head * v_dim, lse_ + head,
+                        &worker.o[at * static_cast<size_t>(v_dim)], worker.m[at], worker.l[at]);
+  }
 }
 
 }  // namespace writescope::attention

@@ -80,7 +80,9 @@ class CpuAttention {
   void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
                   const Run* next);
   void Touch(Worker& worker, int row);
+  // Merges what the worker has into out_ and lse_.
   void Flush(Worker& worker);
+  void FlushHeads(Worker& worker, int row, int kv_head);
 
   const Options options_;
   const kernels::AttentionVariant& variant_;
@@ -92,7 +94,7 @@ class CpuAttention {
   float* lse_ = nullptr;
   HandoffFlags* flags_ = nullptr;
   std::vector<Worker> workers_;
-  std::vector<std::mutex> row_mutexes_;  // Of out_ and lse_
+  std::vector<std::mutex> part_mutexes_;  // [max_rows, num_kv_heads], of out_ and lse_
 };
 
 }  // namespace writescope::attention

@@ -36,15 +36,18 @@ struct AttentionPartialArgsT {
   bool value_in_key = false;
   KvDtype dtype = KvDtype::kBf16;
   std::span<const KvHeadBlock> blocks;
+  // KV heads that take turns: blocks[i] is of head i % num_heads, and the rows of head h are
+  // [h * num_rows, (h + 1) * num_rows) of those below. Blocks are read in their order.
+  int num_heads = 1;
   // What this thread attends to after the call, or null: fetched towards the core meanwhile. Its
   // bytes change no result.
   const KvHeadBlock* next = nullptr;
-  int num_rows = 0;
-  const float* const* q = nullptr;   // [num_rows] -> [k_dim], scaled, zero in the padding
-  const int64_t* visible = nullptr;  // [num_rows]: a row sees positions below this; null is all.
-  T* const* o = nullptr;             // [num_rows] -> [v_dim]
-  T* const* m = nullptr;             // [num_rows] -> one value
-  T* const* l = nullptr;             // [num_rows] -> one value
+  int num_rows = 0;                  // Of each head
+  const float* const* q = nullptr;   // [rows] -> [k_dim], scaled, zero in the padding
+  const int64_t* visible = nullptr;  // [rows]: a row sees positions below this; null is all.
+  T* const* o = nullptr;             // [rows] -> [v_dim]
+  T* const* m = nullptr;             // [rows] -> one value
+  T* const* l = nullptr;             // [rows] -> one value
 };
 using AttentionPartialArgs = AttentionPartialArgsT<float>;
 

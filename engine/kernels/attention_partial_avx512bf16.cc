@@ -12,7 +12,17 @@
 namespace writescope::kernels {
 namespace {
 
-constexpr int kGroupVecs = 4;  // 4 rows x 4 vectors of accumulators: half of the registers.
+// Rows and vectors that share loads, 16 accumulators in all: as many as hide the latency of two
+// products a cycle. Memory is read in the order in which it lies, as far as that goes: tiles two at
+// a time, since four streams that lie 4 KiB apart come a quarter slower than one, and whole rows of
+// V by two rows of queries, after which the others find them in the first cache.
+constexpr int kScoreRows = 8;
+constexpr int kScoreTiles = 2;
+constexpr int kValueRows = 4;
+constexpr int kValueVecs = 4;
+constexpr int kWideRows = 2;
+constexpr int kWideVecs = 8;
+constexpr int kWideDims = kWideVecs * kLanes;
 constexpr int kPairs = kBlockTokens / 2;
 constexpr int kLatentDims = 64;  // Of a latent, transposed at a time (8 KiB)
 
@@ -24,55 +34,59 @@ WRITESCOPE_INLINE Vec AddProducts(Vec sum, WordVec words, uint32_t pair) {
 // Scores of kRows rows against a K plane. q[r] is at the row's words of the first query tile.
 template <int kRows>
 inline void ScoreBlock(const std::byte* k, int k_dim, const uint32_t* const (&q)[kRows],
-                       float (*scores)[kBlockTokens], NextLines& next) {
+                       float (*scores)[kBlockTokens], LinesAhead& ahead, int64_t lines) {
+  constexpr int kParts = kTilesPerBlock / kScoreTiles;
   const int64_t tile_bytes = int64_t{kTileTokens} * k_dim * 2;
-  Vec sum[kRows][kTilesPerBlock] = {};
-  for (int64_t tile = 0; tile < k_dim / kTileDims; ++tile) {
-    for (int64_t p = 0; p < kTileWords; ++p) {
-      const std::byte* word_row = k + (tile * kTileWords + p) * kLineBytes;
-      WordVec words[kTilesPerBlock];
+  for (int first = 0; first < kTilesPerBlock; first += kScoreTiles, k += kScoreTiles * tile_bytes) {
+    FetchedLines fetched = ahead.Take(lines / kParts, k_dim / 2);
+    Vec sum[kRows][kScoreTiles] = {};
+    for (int64_t tile = 0; tile < k_dim / kTileDims; ++tile) {
+      for (int64_t p = 0; p < kTileWords; ++p) {
+        const std::byte* word_row = k + (tile * kTileWords + p) * kLineBytes;
+        WordVec words[kScoreTiles];
 #pragma GCC unroll 4
-      for (int t = 0; t < kTilesPerBlock; ++t) words[t] = LoadWords(word_row + t * tile_bytes);
-      next.Fetch();
+        for (int t = 0; t < kScoreTiles; ++t) words[t] = LoadWords(word_row + t * tile_bytes);
+        fetched.Step();
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const uint32_t pair = q[r][tile * kPanelRows * kTileWords + p];
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const uint32_t pair = q[r][tile * kPanelRows * kTileWords + p];
-#pragma GCC unroll 4
-        for (int t = 0; t < kTilesPerBlock; ++t) sum[r][t] = AddProducts(sum[r][t], words[t], pair);
+          for (int t = 0; t < kScoreTiles; ++t) sum[r][t] = AddProducts(sum[r][t], words[t], pair);
+        }
       }
     }
-  }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int t = 0; t < kTilesPerBlock; ++t) Store(scores[r] + t * kLanes, sum[r][t]);
+      for (int t = 0; t < kScoreTiles; ++t) Store(scores[r] + (first + t) * kLanes, sum[r][t]);
+    }
   }
 }
 
 // o[r][..] = o[r][..] * factor[r] + sum of p[r][pair] . V[pair][..] for kVecs vectors of dims.
 template <int kRows, int kVecs>
-inline void AddValues(const std::byte* v, int64_t row_bytes, const uint32_t* const (&p)[kRows],
-                      const float (&factor)[kRows], float* const (&o)[kRows], NextLines& next) {
+inline void AddValues(const std::byte* v, int64_t row_bytes, const uint32_t (*p)[kPairs],
+                      const float* factor, float* const (&o)[kRows], FetchedLines fetched) {
   Vec sum[kRows][kVecs];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int d = 0; d < kVecs; ++d) sum[r][d] = Load(o[r] + d * kLanes) * factor[r];
   }
   for (int64_t pair = 0; pair < kPairs; ++pair) {
     WordVec words[kVecs];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int d = 0; d < kVecs; ++d) words[d] = LoadWords(v + pair * row_bytes + d * kVectorBytes);
-    next.Fetch();
-#pragma GCC unroll 4
+    fetched.Step();
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int d = 0; d < kVecs; ++d) sum[r][d] = AddProducts(sum[r][d], words[d], p[r][pair]);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int d = 0; d < kVecs; ++d) Store(o[r] + d * kLanes, sum[r][d]);
   }
 }
@@ -124,69 +138,104 @@ inline void LatentToValues(const std::byte* k, int k_dim, int first_dim, int num
 
 class Avx512Bf16Kernel {
  public:
+  static constexpr bool kWholeTiles = false;
   static void AttendInF32(const FlatAttentionArgs& args) { AttentionPartialAvx512(args); }
 
-  void WholeBlock(const FlatAttentionArgs& args, const WholeRows& rows, const QueryTiles& q,
+  // The sums stay where the caller has them.
+  void Begin(const FlatAttentionArgs&, int, int) {}
+  void End(const FlatAttentionArgs&, int, int) {}
+
+  void WholeBlock(const FlatAttentionArgs& args, const WholeRows& rows, QueryTiles q,
                   const KvHeadBlock& block, const KvHeadBlock* next_block) {
-    // With a latent the values are read from the cache: all lines come while scores are computed.
-    int groups = 0;
-    ForRowGroups(0, rows.num_rows, [&]<int kRows>(int) { ++groups; });
-    const int64_t value_steps = args.value_in_key ? 0 : int64_t{kPairs} * (args.v_dim + 63) / 64;
-    NextLines next(args, next_block, groups * (args.k_dim / 2 + value_steps));
-    ForRowGroups(0, rows.num_rows,
-                 [&]<int kRows>(int at) { WeighGroup<kRows>(args, rows, at, q, block, next); });
-    if (!args.value_in_key) {
-      AddDims(args, rows, block.v, int64_t{args.v_dim} * 4, 0, args.v_dim, next);
-      return;
-    }
-    for (int dim = 0; dim < args.v_dim; dim += kLatentDims) {
-      const int num_dims = args.v_dim - dim < kLatentDims ? args.v_dim - dim : kLatentDims;
-      LatentToValues(block.k, args.k_dim, dim, num_dims, values_);
-      AddDims(args, rows, reinterpret_cast<const std::byte*>(values_), kLatentDims * 4, dim,
-              num_dims, next);
+    if (args.value_in_key) {
+      AttendLatent(args, rows, q, block, next_block);
+    } else {
+      AttendPlanes(args, rows, q, block, next_block);
     }
   }
 
  private:
-  // Scores and softmax of rows [at, at + kRows) of the list.
-  template <int kRows>
-  void WeighGroup(const FlatAttentionArgs& args, const WholeRows& rows, int at, const QueryTiles& q,
-                  const KvHeadBlock& block, NextLines& next) {
-    alignas(64) float scores[kRows][kBlockTokens];
-    const uint32_t* q_words[kRows];
-    for (int r = 0; r < kRows; ++r) q_words[r] = q.words[0][rows.row[at + r]];
-    ScoreBlock<kRows>(block.k, args.k_dim, q_words, scores, next);
-    for (int r = 0; r < kRows; ++r) {
-      const int row = rows.first_row + rows.row[at + r];
-      factor_[at + r] = SoftmaxRow(scores[r], kBlockTokens, args.m[row], args.l[row]);
-      for (int t = 0; t < kBlockTokens; t += kLanes) {
-        StoreBf16(reinterpret_cast<std::byte*>(p_[at + r]) + 2 * t, Load(scores[r] + t));
-      }
+  void AttendPlanes(const FlatAttentionArgs& args, const WholeRows& rows, QueryTiles q,
+                    const KvHeadBlock& block, const KvHeadBlock* next_block) {
+    // With so few rows that a V plane is used once, the way ahead need not cover it.
+    const bool is_once = rows.num_rows <= kValueRows;
+    const int64_t k_lines = int64_t{args.k_dim} * 2, v_lines = int64_t{args.v_dim} * 2;
+    LinesAhead ahead(block, next_block, k_lines * kLineBytes, v_lines * kLineBytes,
+                     is_once ? kAheadBytes / 2 : kAheadBytes, args.fetch_first);
+    Score(args, rows, q, block, ahead, k_lines);
+    const int64_t row_bytes = int64_t{args.v_dim} * 4;
+    const int wide_dims = is_once ? 0 : args.v_dim / kWideDims * kWideDims;
+    AddDims<kWideRows, kWideVecs>(args, rows, block.v, row_bytes, 0, wide_dims, ahead,
+                                  v_lines * wide_dims / args.v_dim);
+    AddDims<kValueRows, kValueVecs>(args, rows, block.v + int64_t{wide_dims} * 4, row_bytes,
+                                    wide_dims, args.v_dim - wide_dims, ahead,
+                                    v_lines - v_lines * wide_dims / args.v_dim);
+  }
+
+  // The plane is read again for the values, 64 dims at a time, from the second cache.
+  void AttendLatent(const FlatAttentionArgs& args, const WholeRows& rows, QueryTiles q,
+                    const KvHeadBlock& block, const KvHeadBlock* next_block) {
+    const int64_t lines = int64_t{args.k_dim} * 2;
+    LinesAhead ahead(block, next_block, lines * kLineBytes, 0, kBlockAhead, false);
+    Score(args, rows, q, block, ahead, lines / 2);
+    for (int dim = 0; dim < args.v_dim; dim += kLatentDims) {
+      const int num_dims = args.v_dim - dim < kLatentDims ? args.v_dim - dim : kLatentDims;
+      LatentToValues(block.k, args.k_dim, dim, num_dims, values_);
+      AddDims<kValueRows, kValueVecs>(args, rows, reinterpret_cast<const std::byte*>(values_),
+                                      kLatentDims * 4, dim, num_dims, ahead,
+                                      lines / 2 * num_dims / args.v_dim);
     }
   }
 
-  // Output dims [dim, dim + num_dims) of all rows; `v` is at the first of them.
+  void Score(const FlatAttentionArgs& args, const WholeRows& rows, QueryTiles q,
+             const KvHeadBlock& block, LinesAhead& ahead, int64_t lines) {
+    const int64_t group_lines = lines / NumRowGroups<kScoreRows>(rows.num_rows);
+    ForRowGroups<kScoreRows>(0, rows.num_rows, [&]<int kRows>(int at) {
+      const uint32_t* q_words[kRows];
+      for (int r = 0; r < kRows; ++r) q_words[r] = q[0][rows.row[at + r]];
+      ScoreBlock<kRows>(block.k, args.k_dim, q_words, scores_ + at, ahead, group_lines);
+    });
+  }
+
+  // Softmax of rows [at, at + kRows) of the list.
+  template <int kRows>
+  void Weigh(const FlatAttentionArgs& args, const WholeRows& rows, int at) {
+    for (int r = at; r < at + kRows; ++r) {
+      const int row = rows.first_row + rows.row[r];
+      auto* const p = reinterpret_cast<std::byte*>(p_[r]);
+      factor_[r] = SoftmaxRow(scores_[r], kBlockTokens, args.m[row], args.l[row],
+                              [p](int t, Vec power) { StoreBf16(p + 2 * t, power); });
+    }
+  }
+
+  // Output dims [dim, dim + num_dims) of all rows; `v` is at the first of them. With the first dims
+  // come the softmaxes, each just before its row's first products: they share the core with those
+  // of the rows before, which leave half of its vector units idle.
+  template <int kMostRows, int kVecs>
   void AddDims(const FlatAttentionArgs& args, const WholeRows& rows, const std::byte* v,
-               int64_t row_bytes, int dim, int num_dims, NextLines& next) {
-    for (int d = 0; d < num_dims; d += kGroupVecs * kLanes) {
-      ForRowGroups(0, rows.num_rows, [&]<int kRows>(int at) {
-        const uint32_t* p[kRows];
-        float factor[kRows];
+               int64_t row_bytes, int dim, int num_dims, LinesAhead& ahead, int64_t lines) {
+    constexpr int kDims = kVecs * kLanes;
+    const int num_groups = NumRowGroups<kMostRows>(rows.num_rows);
+    for (int d = 0; d < num_dims; d += kDims) {
+      const int dims = num_dims - d < kDims ? num_dims - d : kDims;
+      ForRowGroups<kMostRows>(0, rows.num_rows, [&]<int kRows>(int at) {
+        if (dim + d == 0) Weigh<kRows>(args, rows, at);
         float* o[kRows];
         for (int r = 0; r < kRows; ++r) {
-          p[r] = p_[at + r];
-          factor[r] = factor_[at + r];
           o[r] = args.o[rows.first_row + rows.row[at + r]] + dim + d;
         }
-        if (num_dims - d >= kGroupVecs * kLanes) {
-          AddValues<kRows, kGroupVecs>(v + int64_t{d} * 4, row_bytes, p, factor, o, next);
-        } else {
-          AddValues<kRows, 2>(v + int64_t{d} * 4, row_bytes, p, factor, o, next);
+        const std::byte* from = v + int64_t{d} * 4;
+        const auto fetched = ahead.Take(lines * dims / num_dims / num_groups, kPairs);
+        if (dims == kDims) {
+          AddValues<kRows, kVecs>(from, row_bytes, p_ + at, factor_ + at, o, fetched);
+        } else {  // Of four vectors the last two: dims are a multiple of 32.
+          AddValues<kRows, 2>(from, row_bytes, p_ + at, factor_ + at, o, fetched);
         }
       });
     }
   }
 
+  alignas(64) float scores_[kPanelRows][kBlockTokens];
   alignas(64) uint32_t p_[kPanelRows][kPairs];  // Weights, rounded
   float factor_[kPanelRows];
   alignas(64) uint32_t values_[kPairs][kLatentDims];

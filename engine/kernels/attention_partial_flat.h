@@ -13,6 +13,9 @@ struct FlatAttentionArgs {
   bool is_f32;
   const KvHeadBlock* blocks;
   int64_t num_blocks;
+  int num_heads;
+  // Whether lines are fetched into the first cache rather than the second: see lines_ahead.h.
+  bool fetch_first;
   const KvHeadBlock* next;
   int num_rows;
   const float* const* q;

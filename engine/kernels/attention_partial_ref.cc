@@ -39,9 +39,15 @@ bool Sees(const AttentionPartialArgsT<double>& args, const KvHeadBlock& block, i
 }
 
 void AttendRow(const AttentionPartialArgsT<double>& args, int row) {
+  std::vector<KvHeadBlock> blocks;
+  for (size_t i = 0; i < args.blocks.size(); ++i) {
+    if (static_cast<int>(i) % args.num_heads == row / args.num_rows) {
+      blocks.push_back(args.blocks[i]);
+    }
+  }
   std::vector<double> scores;
   double maximum = *args.m[row];
-  for (const KvHeadBlock& block : args.blocks) {
+  for (const KvHeadBlock& block : blocks) {
     for (int t = 0; t < block.num_tokens; ++t) {
       if (!Sees(args, block, row, t)) continue;
       double score = 0;
@@ -59,7 +65,7 @@ void AttendRow(const AttentionPartialArgsT<double>& args, int row) {
   *args.l[row] *= factor;
   for (int d = 0; d < args.v_dim; ++d) args.o[row][d] *= factor;
   size_t next = 0;
-  for (const KvHeadBlock& block : args.blocks) {
+  for (const KvHeadBlock& block : blocks) {
     for (int t = 0; t < block.num_tokens; ++t) {
       if (!Sees(args, block, row, t)) continue;
       const double weight = std::exp2(scores[next++] - base);
@@ -75,7 +81,7 @@ void AttendRow(const AttentionPartialArgsT<double>& args, int row) {
 }  // namespace
 
 void AttentionPartialRef(const AttentionPartialArgsT<double>& args) {
-  for (int row = 0; row < args.num_rows; ++row) AttendRow(args, row);
+  for (int row = 0; row < args.num_heads * args.num_rows; ++row) AttendRow(args, row);
 }
 
 }  // namespace writescope::kernels

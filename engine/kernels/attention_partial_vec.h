@@ -1,8 +1,8 @@
 // The vector implementation of attention_partial.h, one source for every instruction set. Included
 // by attention_partial_{generic,avx2,avx512}.cc only; see simd_vec.h.
 //
-// One pass over the blocks, rows in groups of up to four, so that a converted word of K or V serves
-// four rows from registers. Lanes are tokens for scores and dims for values: a word row of a tile
+// One pass over the blocks, rows in groups, so that a converted word of K or V serves a group from
+// registers. Lanes are tokens for scores and dims for values: a word row of a tile
 // is used as it lies and nothing is summed across lanes but the softmax. Products are f32. Rounding
 // queries and probabilities to bf16 (vdpbf16ps) would halve the work and cost 8 bits of accuracy.
 //
@@ -12,15 +12,16 @@
 
 #include "engine/kernels/attention_partial_flat.h"
 #include "engine/kernels/attention_rows_vec.h"
+#include "engine/kernels/lines_ahead.h"
 #include "engine/kernels/simd_vec.h"
 
 namespace writescope::kernels {
 namespace {
 
-// Vectors of scores or of output dims that a group holds: 4 x 4 accumulators fill half of the 32
-// registers of AVX-512, 4 x 2 half of the 16 of the others.
-constexpr int kGroupVecs = kVectorBytes == 64 ? 4 : 2;
-constexpr int kLineBytes = 64;     // Of the cache
+// Rows of a group, and vectors of scores or of output dims that it holds: 8 x 2 accumulators fill
+// half of the 32 registers of AVX-512, 4 x 2 half of the 16 of the others.
+constexpr int kVecRows = kVectorBytes == 64 ? 8 : 4;
+constexpr int kGroupVecs = 2;
 constexpr int kWordRowBytes = 64;  // 16 words: one word of each token of a tile.
 constexpr int kVecsPerWordRow = kWordRowBytes / kVectorBytes;
 constexpr int kBlockVecs = kBlockTokens / kLanes;
@@ -41,7 +42,7 @@ struct F32Words {
 template <typename Words, int kRows, int kVecs>
 inline void ScoreVecs(const std::byte* k, int64_t tile_bytes, int num_word_rows,
                       const float* const* q_rows, float (*scores)[kBlockTokens], int64_t score_step,
-                      const std::byte* prefetch) {
+                      FetchedLines fetched) {
   const float* q[kRows];
   Vec sum[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
@@ -61,11 +62,9 @@ inline void ScoreVecs(const std::byte* k, int64_t tile_bytes, int num_word_rows,
       } else {
         value[0][v] = reinterpret_cast<Vec>(words);
       }
-      if (prefetch != nullptr && v % kVecsPerWordRow == 0) {
-        __builtin_prefetch(prefetch + p * kWordRowBytes + offset, 0, 2);
-      }
     }
-#pragma GCC unroll 4
+    fetched.Step();
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
       for (int i = 0; i < Words::kValues; ++i) {
@@ -80,31 +79,34 @@ inline void ScoreVecs(const std::byte* k, int64_t tile_bytes, int num_word_rows,
   }
 }
 
-// Scores of a group against the first num_tiles tiles of a K plane.
+// Scores of a group against the first num_tiles tiles of a K plane. `lines` are fetched meanwhile.
 template <typename Words, int kRows>
 inline void ScoreBlock(const std::byte* k, int k_dim, int num_tiles, const float* const* q,
-                       float (*scores)[kBlockTokens], const std::byte* prefetch) {
+                       float (*scores)[kBlockTokens], LinesAhead& ahead, int64_t lines) {
   const int64_t tile_bytes = int64_t{kTileTokens} * k_dim * 4 / Words::kValues;
   const int num_word_rows = k_dim / Words::kValues;
+  const auto at = [scores](int token) {
+    return reinterpret_cast<float(*)[kBlockTokens]>(&scores[0][token]);
+  };
+  const int64_t tile_lines = lines / kTilesPerBlock;
   if constexpr (kVecsPerWordRow == 1) {
-    if (num_tiles == kGroupVecs) {
-      ScoreVecs<Words, kRows, kGroupVecs>(k, tile_bytes, num_word_rows, q, scores, kTileTokens,
-                                          prefetch);
-      return;
+    int t = 0;
+    for (; t + kGroupVecs <= num_tiles; t += kGroupVecs) {
+      ScoreVecs<Words, kRows, kGroupVecs>(k + t * tile_bytes, tile_bytes, num_word_rows, q,
+                                          at(t * kTileTokens), kTileTokens,
+                                          ahead.Take(kGroupVecs * tile_lines, num_word_rows));
     }
-    for (int t = 0; t < num_tiles; ++t) {
-      auto* tile_scores = reinterpret_cast<float(*)[kBlockTokens]>(&scores[0][t * kTileTokens]);
-      ScoreVecs<Words, kRows, 1>(k + t * tile_bytes, 0, num_word_rows, q, tile_scores, 0, nullptr);
+    for (; t < num_tiles; ++t) {
+      ScoreVecs<Words, kRows, 1>(k + t * tile_bytes, 0, num_word_rows, q, at(t * kTileTokens), 0,
+                                 ahead.Take(tile_lines, num_word_rows));
     }
   } else {
     for (int t = 0; t < num_tiles; ++t) {
       for (int part = 0; part < kVecsPerWordRow; part += kGroupVecs) {
-        const int64_t offset = t * tile_bytes + part * kVectorBytes;
-        const bool whole_row = part == 0 && prefetch != nullptr;
-        auto* part_scores =
-            reinterpret_cast<float(*)[kBlockTokens]>(&scores[0][t * kTileTokens + part * kLanes]);
-        ScoreVecs<Words, kRows, kGroupVecs>(k + offset, 0, num_word_rows, q, part_scores, kLanes,
-                                            whole_row ? prefetch + offset : nullptr);
+        ScoreVecs<Words, kRows, kGroupVecs>(
+            k + t * tile_bytes + part * kVectorBytes, 0, num_word_rows, q,
+            at(t * kTileTokens + part * kLanes), kLanes,
+            ahead.Take(tile_lines * kGroupVecs / kVecsPerWordRow, num_word_rows));
       }
     }
   }
@@ -115,9 +117,9 @@ inline void ScoreBlock(const std::byte* k, int k_dim, int num_tiles, const float
 template <typename Words, int kRows, int kVecs>
 inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
                       const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
-                      int dim, const std::byte* prefetch) {
+                      int dim, FetchedLines fetched) {
   Vec sum[kRows][kVecs];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int d = 0; d < kVecs; ++d) sum[r][d] = Load(o_rows[r] + dim + d * kLanes) * factor[r];
@@ -129,9 +131,6 @@ inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
 #pragma GCC unroll 4
     for (int d = 0; d < kVecs; ++d) {
       const WordVec words = LoadWords(words_at + d * kVectorBytes);
-      if (prefetch != nullptr && (d * kVectorBytes) % kLineBytes == 0) {
-        __builtin_prefetch(prefetch + (t / Words::kValues) * row_bytes + d * kVectorBytes, 0, 2);
-      }
       if constexpr (Words::kValues == 2) {
         value[0][d] = LowHalf(words);
         value[1][d] = HighHalf(words);
@@ -139,7 +138,8 @@ inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
         value[0][d] = reinterpret_cast<Vec>(words);
       }
     }
-#pragma GCC unroll 4
+    fetched.Step();
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
       for (int i = 0; i < Words::kValues; ++i) {
@@ -165,21 +165,17 @@ inline void AddValues(const std::byte* v, int64_t row_bytes, int begin, int end,
   }
 }
 
-// All of num_dims (a multiple of 32) output dims of a group.
+// All of num_dims (a multiple of 32) output dims of a group. `lines` are fetched meanwhile.
 template <typename Words, int kRows>
 inline void AddValueDims(const std::byte* v, int64_t row_bytes, int num_dims, int begin, int end,
                          const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
-                         int first_dim, const std::byte* prefetch) {
-  int d = 0;
-  for (; d + kGroupVecs * kLanes <= num_dims; d += kGroupVecs * kLanes) {
-    AddValues<Words, kRows, kGroupVecs>(v + int64_t{d} * 4, row_bytes, begin, end, p, factor,
-                                        o_rows, first_dim + d,
-                                        prefetch == nullptr ? nullptr : prefetch + int64_t{d} * 4);
-  }
-  for (; d < num_dims; d += 2 * kLanes) {
-    AddValues<Words, kRows, 2>(v + int64_t{d} * 4, row_bytes, begin, end, p, factor, o_rows,
-                               first_dim + d,
-                               prefetch == nullptr ? nullptr : prefetch + int64_t{d} * 4);
+                         int first_dim, LinesAhead& ahead, int64_t lines) {
+  static_assert(kDimMultiple % (kGroupVecs * kLanes) == 0);
+  const int steps = (end - begin) / Words::kValues;
+  for (int d = 0; d < num_dims; d += kGroupVecs * kLanes) {
+    AddValues<Words, kRows, kGroupVecs>(
+        v + int64_t{d} * 4, row_bytes, begin, end, p, factor, o_rows, first_dim + d,
+        ahead.Take(lines * kGroupVecs * kLanes / num_dims, steps > 0 ? steps : 1));
   }
 }
 
@@ -188,7 +184,7 @@ inline void AddValueDims(const std::byte* v, int64_t row_bytes, int num_dims, in
 template <typename Words, int kRows>
 inline void AddSeenValues(const std::byte* v, int64_t row_bytes, int num_dims, const int* counts,
                           const float (*p)[kBlockTokens], const float* factor, float* const* o_rows,
-                          int first_dim, const std::byte* prefetch) {
+                          int first_dim, LinesAhead& ahead, int64_t lines) {
   int shared = counts[0];
   bool equal = true;
   for (int r = 1; r < kRows; ++r) {
@@ -196,14 +192,14 @@ inline void AddSeenValues(const std::byte* v, int64_t row_bytes, int num_dims, c
     shared = counts[r] < shared ? counts[r] : shared;
   }
   if (!equal) shared = shared / Words::kValues * Words::kValues;
-  AddValueDims<Words, kRows>(v, row_bytes, num_dims, 0, shared, p, factor, o_rows, first_dim,
-                             prefetch);
+  AddValueDims<Words, kRows>(v, row_bytes, num_dims, 0, shared, p, factor, o_rows, first_dim, ahead,
+                             lines);
   if (equal) return;
   const float one = 1.0f;
   for (int r = 0; r < kRows; ++r) {
     if (counts[r] == shared) continue;
     AddValueDims<Words, 1>(v, row_bytes, num_dims, shared, counts[r], p + r, &one, o_rows + r,
-                           first_dim, nullptr);
+                           first_dim, ahead, 0);
   }
 }
 
@@ -247,68 +243,78 @@ struct Panel {
   int counts[kPanelRows];
 };
 
-// Scores and softmax of rows [row, row + kRows) on one block; false when none of them sees it.
-template <typename Words, int kRows>
-inline bool ScoreGroup(const FlatAttentionArgs& args, const KvHeadBlock& block, int row,
-                       Panel& panel, int slot, const std::byte* prefetch) {
-  int most = 0;
-  for (int r = 0; r < kRows; ++r) {
-    const int count = SeenTokens(args, block, row + r);
-    panel.counts[slot + r] = count;
-    panel.factor[slot + r] = 1.0f;
-    most = count > most ? count : most;
-  }
-  if (most == 0) return false;
-  ScoreBlock<Words, kRows>(block.k, args.k_dim, (most + kTileTokens - 1) / kTileTokens,
-                           args.q + row, panel.p + slot, prefetch);
-  for (int r = 0; r < kRows; ++r) {
-    if (panel.counts[slot + r] == 0) continue;
-    panel.factor[slot + r] =
-        SoftmaxRow(panel.p[slot + r], panel.counts[slot + r], args.m[row + r], args.l[row + r]);
-  }
-  return true;
-}
-
-// One block whose values have a plane of their own. The next block is fetched meanwhile, line for
-// line: its K plane while the first group scores, its V plane while the last group adds values.
+// Scores and softmax of rows [first, last) on one block: the most tokens that any of them sees.
 template <typename Words>
-inline void AttendBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
-                        const KvHeadBlock* next, Panel& panel) {
-  const int64_t row_bytes = int64_t{args.v_dim} * 4;
-  ForRowGroups(0, args.num_rows, [&]<int kRows>(int row) {
-    const std::byte* next_k = next != nullptr && row == 0 ? next->k : nullptr;
-    const bool is_last = row + kRows == args.num_rows;
-    const std::byte* next_v = next != nullptr && is_last ? next->v : nullptr;
-    if (!ScoreGroup<Words, kRows>(args, block, row, panel, 0, next_k)) return;
-    AddSeenValues<Words, kRows>(block.v, row_bytes, args.v_dim, panel.counts, panel.p, panel.factor,
-                                args.o + row, 0, next_v);
-  });
-}
-
-// One block whose key holds its value, for one panel of rows.
-template <typename Words>
-inline void AttendLatentBlock(const FlatAttentionArgs& args, const KvHeadBlock& block, int first,
-                              int last, const KvHeadBlock* next, Panel& panel, float* values) {
-  int most = 0;
-  ForRowGroups(first, last, [&]<int kRows>(int row) {
-    const bool fetch = next != nullptr && row == 0;
-    ScoreGroup<Words, kRows>(args, block, row, panel, row - first, fetch ? next->k : nullptr);
+inline int ScorePanel(const FlatAttentionArgs& args, const KvHeadBlock& block, int first, int last,
+                      Panel& panel, LinesAhead& ahead, int64_t lines) {
+  int most_of_all = 0;
+  const int64_t group_lines = lines / NumRowGroups<kVecRows>(last - first);
+  ForRowGroups<kVecRows>(first, last, [&]<int kRows>(int row) {
+    const int slot = row - first;
+    int most = 0;
     for (int r = 0; r < kRows; ++r) {
-      const int count = panel.counts[row - first + r];
+      const int count = SeenTokens(args, block, row + r);
+      panel.counts[slot + r] = count;
+      panel.factor[slot + r] = 1.0f;
       most = count > most ? count : most;
     }
+    if (most == 0) return;
+    most_of_all = most > most_of_all ? most : most_of_all;
+    ScoreBlock<Words, kRows>(block.k, args.k_dim, (most + kTileTokens - 1) / kTileTokens,
+                             args.q + row, panel.p + slot, ahead, group_lines);
+    for (int r = 0; r < kRows; ++r) {
+      if (panel.counts[slot + r] == 0) continue;
+      float* const scores = panel.p[slot + r];
+      panel.factor[slot + r] =
+          SoftmaxRow(scores, panel.counts[slot + r], args.m[row + r], args.l[row + r],
+                     [scores](int t, Vec power) { Store(scores + t, power); });
+    }
   });
+  return most_of_all;
+}
+
+template <typename Words>
+inline void AddPanelValues(const FlatAttentionArgs& args, int first, int last, const Panel& panel,
+                           const std::byte* v, int64_t row_bytes, int dim, int num_dims,
+                           LinesAhead& ahead, int64_t lines) {
+  const int64_t group_lines = lines / NumRowGroups<kVecRows>(last - first);
+  ForRowGroups<kVecRows>(first, last, [&]<int kRows>(int row) {
+    const int slot = row - first;
+    AddSeenValues<Words, kRows>(v, row_bytes, num_dims, panel.counts + slot, panel.p + slot,
+                                panel.factor + slot, args.o + row, dim, ahead, group_lines);
+  });
+}
+
+// One block whose values have a plane of their own, for one panel of rows: each plane is used by
+// all of them before the next one, so that it comes from memory at an even pace.
+template <typename Words>
+inline void AttendBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
+                        const KvHeadBlock* next, int first, int last, Panel& panel) {
+  constexpr int kValueBytes = 4 / Words::kValues;
+  const int64_t k_bytes = int64_t{kBlockTokens} * args.k_dim * kValueBytes;
+  const int64_t v_bytes = int64_t{kBlockTokens} * args.v_dim * kValueBytes;
+  LinesAhead ahead(block, next, k_bytes, v_bytes, kAheadBytes, args.fetch_first);
+  ScorePanel<Words>(args, block, first, last, panel, ahead, k_bytes / kLineBytes);
+  AddPanelValues<Words>(args, first, last, panel, block.v, int64_t{args.v_dim} * 4, 0, args.v_dim,
+                        ahead, v_bytes / kLineBytes);
+}
+
+// One block whose key holds its value, for one panel of rows. The next one is fetched while scores
+// are computed, since the values are read from the cache.
+template <typename Words>
+inline void AttendLatentBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
+                              const KvHeadBlock* next, int first, int last, Panel& panel,
+                              float* values) {
+  const int64_t k_bytes = int64_t{kBlockTokens} * args.k_dim * 4 / Words::kValues;
+  LinesAhead ahead(block, next, k_bytes, 0, kBlockAhead, false);
+  const int most = ScorePanel<Words>(args, block, first, last, panel, ahead, k_bytes / kLineBytes);
   const int num_tiles = (most + kTileTokens - 1) / kTileTokens;
   if (num_tiles == 0) return;
   for (int dim = 0; dim < args.v_dim; dim += kValueDims) {
     const int num_dims = args.v_dim - dim < kValueDims ? args.v_dim - dim : kValueDims;
     TransposeKeys<Words>(block.k, args.k_dim, num_tiles, dim, num_dims, values);
-    ForRowGroups(first, last, [&]<int kRows>(int row) {
-      const int slot = row - first;
-      AddSeenValues<F32Words, kRows>(reinterpret_cast<const std::byte*>(values), kValueDims * 4,
-                                     num_dims, panel.counts + slot, panel.p + slot,
-                                     panel.factor + slot, args.o + row, dim, nullptr);
-    });
+    AddPanelValues<F32Words>(args, first, last, panel, reinterpret_cast<const std::byte*>(values),
+                             kValueDims * 4, dim, num_dims, ahead, 0);
   }
 }
 
@@ -319,13 +325,17 @@ inline void AttendBlocks(const FlatAttentionArgs& args) {
   for (int64_t i = 0; i < args.num_blocks; ++i) {
     const KvHeadBlock& block = args.blocks[i];
     const KvHeadBlock* next = i + 1 < args.num_blocks ? &args.blocks[i + 1] : args.next;
-    if (!args.value_in_key) {
-      AttendBlock<Words>(args, block, next, panel);
-      continue;
-    }
-    for (int first = 0; first < args.num_rows; first += kPanelRows) {
-      const int last = first + kPanelRows < args.num_rows ? first + kPanelRows : args.num_rows;
-      AttendLatentBlock<Words>(args, block, first, last, next, panel, values);
+    const int first_row = static_cast<int>(i % args.num_heads) * args.num_rows;
+    const int last_row = first_row + args.num_rows;
+    for (int first = first_row; first < last_row; first += kPanelRows) {
+      const int last = first + kPanelRows < last_row ? first + kPanelRows : last_row;
+      // The first panel brings this block into the cache, the last one the next.
+      const KvHeadBlock* after = last == last_row ? next : nullptr;
+      if (args.value_in_key) {
+        AttendLatentBlock<Words>(args, block, after, first, last, panel, values);
+      } else {
+        AttendBlock<Words>(args, block, after, first, last, panel);
+      }
     }
   }
 }

@@ -8,8 +8,8 @@
 namespace writescope::kernels {
 namespace {
 
-constexpr int kGroupRows = 4;
 constexpr float kMinusInf = -__builtin_inff();
+constexpr IntVec kLane = LaneNumbers(LaneIndices());
 
 // Slots of `block` that a row sees.
 inline int SeenTokens(const FlatAttentionArgs& args, const KvHeadBlock& block, int row) {
@@ -19,45 +19,58 @@ inline int SeenTokens(const FlatAttentionArgs& args, const KvHeadBlock& block, i
   return seen < block.num_tokens ? static_cast<int>(seen) : block.num_tokens;
 }
 
-// Calls body.template operator()<kRows>(row) for groups that cover [first, last).
-template <typename Body>
+// Calls body.template operator()<kRows>(row) for groups of kMost, a power of two, and the rest in
+// halves of it, that cover [first, last).
+template <int kMost, typename Body>
 inline void ForRowGroups(int first, int last, const Body& body) {
   int row = first;
-  for (; row + kGroupRows <= last; row += kGroupRows) body.template operator()<kGroupRows>(row);
-  if (row + 2 <= last) {
-    body.template operator()<2>(row);
-    row += 2;
+  for (; row + kMost <= last; row += kMost) body.template operator()<kMost>(row);
+  if constexpr (kMost > 1) {
+    if (row < last) ForRowGroups<kMost / 2>(row, last, body);
   }
-  if (row < last) body.template operator()<1>(row);
 }
 
-// Turns the first `count` scores of a row into 2^(score - m) and moves its running maximum and sum
-// on. Returns the factor for what was summed before. Scores from `count` on are not read by anyone
-// later.
-inline float SoftmaxRow(float* scores, int count, float* m, float* l) {
-  constexpr IntVec kLane = LaneNumbers(LaneIndices());
+// How many calls that makes.
+template <int kMost>
+constexpr int NumRowGroups(int num_rows) {
+  return num_rows / kMost + __builtin_popcount(static_cast<unsigned>(num_rows % kMost));
+}
+
+// Gives 2^(score - m) of the first `count` scores of a row to store(index, powers), kLanes at a
+// time, and moves the row's running maximum and sum on. Returns the factor for what was summed
+// before. Scores from `count` on are not read by anyone later.
+//
+// A new maximum is rare, the logarithm of the number of blocks, so it is a branch: what follows
+// does not wait for a maximum across lanes, and the next row's work begins at once.
+template <typename StorePowers>
+WRITESCOPE_INLINE float SoftmaxRow(float* scores, int count, float* m, float* l,
+                                   const StorePowers& store) {
   const int num_vecs = (count + kLanes - 1) / kLanes;
   if (count % kLanes != 0) {
     float* last = scores + (num_vecs - 1) * kLanes;
     Store(last, kLane < count % kLanes ? Load(last) : Vec{} + kMinusInf);
   }
   Vec best = Vec{} + kMinusInf;
+#pragma GCC unroll 4
   for (int v = 0; v < num_vecs; ++v) {
     const Vec score = Load(scores + v * kLanes);
     best = score > best ? score : best;  // A NaN is passed over here; it comes back by its 2^NaN.
   }
-  const float m_old = *m;
-  const float block_max = MaxOfLanes(best);
-  const float m_new = block_max > m_old ? block_max : m_old;
-  const float base = m_new == kMinusInf ? 0.0f : m_new;  // (-inf) - (-inf) would be NaN.
+  float base = *m;
+  float factor = 1.0f;
+  if (AnyLane(best > base)) [[unlikely]] {
+    const float m_new = MaxOfLanes(best);
+    factor = Exp2(Vec{} + (base - m_new))[0];
+    *m = base = m_new;
+  }
+  if (base == kMinusInf) base = 0.0f;  // (-inf) - (-inf) would be NaN.
   Vec sum = Vec{};
+#pragma GCC unroll 4
   for (int v = 0; v < num_vecs; ++v) {
     const Vec power = Exp2(Load(scores + v * kLanes) - base);
-    Store(scores + v * kLanes, power);
+    store(v * kLanes, power);
     sum += power;
   }
-  const float factor = m_new == m_old ? 1.0f : Exp2(Vec{} + (m_old - base))[0];
-  *m = m_new;
   *l = *l * factor + SumOfLanes(sum);
   return factor;
 }

@@ -10,7 +10,7 @@
 #error "define WRITESCOPE_VECTOR_BYTES as the width of a register before including simd_vec.h"
 #endif
 
-#ifdef __AVX512BF16__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -102,24 +102,51 @@ WRITESCOPE_INLINE float SumOfLanes(Vec x) {
   }
 }
 
+// Whether any lane of a comparison is true.
+WRITESCOPE_INLINE bool AnyLane(IntVec is_true) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(is_true),
+                                reinterpret_cast<__m512i>(is_true)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8(reinterpret_cast<__m256i>(is_true)) != 0;
+#else
+  typedef int64_t Halves __attribute__((vector_size(16)));
+  const auto halves = reinterpret_cast<Halves>(is_true);
+  return (halves[0] | halves[1]) != 0;
+#endif
+}
+
 // 2^x for x <= 0; 0 below -126, so that -inf gives 0; NaN stays NaN. Relative error under 1.5e-7.
 // 2^x = 2^n * 2^f with n the nearest integer. The polynomial is 1 + f * g(f), g of degree 5 through
 // (2^f - 1) / f at the Chebyshev nodes of [-0.5, 0.5] (9e-9 off), so that 2^0 is 1 in every bit.
 WRITESCOPE_INLINE Vec Exp2(Vec x) {
   constexpr float kLowest = -126.0f;
+#ifdef __AVX512F__
+  // With an instruction for each of rounding, scaling and leaving out what is too low.
+  const auto argument = reinterpret_cast<__m512>(x);
+  const __mmask16 counts = _mm512_cmp_ps_mask(argument, _mm512_set1_ps(kLowest), _CMP_NLT_UQ);
+  const __m512 whole = _mm512_maskz_roundscale_ps(counts, argument, _MM_FROUND_TO_NEAREST_INT);
+  const Vec f = x - reinterpret_cast<Vec>(whole);
+#else
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits below one.
   const Vec clamped = x < kLowest ? Vec{} + kLowest : x;  // Written so that NaN passes.
   const Vec rounded = clamped + kRound;
   const IntVec exponent = reinterpret_cast<IntVec>(rounded) - 0x4b400000;  // The bits of kRound.
   const Vec f = clamped - (rounded - kRound);
+#endif
   Vec g = f * 0.00015453163359779865f + 0.0013390863314270973f;
   g = g * f + 0.009618083015084267f;
   g = g * f + 0.055503569543361664f;
   g = g * f + 0.24022650718688965f;
   g = g * f + 0.6931471824645996f;
+#ifdef __AVX512F__
+  return reinterpret_cast<Vec>(
+      _mm512_maskz_scalef_ps(counts, reinterpret_cast<__m512>(g * f + 1.0f), whole));
+#else
   const Vec power = reinterpret_cast<Vec>((exponent + 127) << 23);
   const Vec result = (g * f + 1.0f) * power;
   return x < kLowest ? Vec{} : result;
+#endif
 }
 
 // One stage of the transpose below: exchanges bit `step` of the row number with that of the lane.

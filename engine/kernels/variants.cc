@@ -7,9 +7,19 @@
 namespace writescope::kernels {
 namespace {
 
+// Measured: Zen 5 reads a quarter faster this way, Emerald Rapids a tenth slower.
+bool FetchesIntoFirstCache() {
+  static const bool is_amd = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd") != 0;
+  }();
+  return is_amd;
+}
+
 template <void (*kRun)(const FlatAttentionArgs&)>
 void RunAttention(const AttentionPartialArgs& args) {
   DCHECK(args.k_dim % kDimMultiple == 0 && args.v_dim % kDimMultiple == 0);
+  DCHECK(args.num_heads >= 1 && args.blocks.size() % static_cast<size_t>(args.num_heads) == 0);
   DCHECK(!args.value_in_key || args.v_dim <= args.k_dim);
   kRun({.k_dim = args.k_dim,
         .v_dim = args.v_dim,
@@ -17,6 +27,8 @@ void RunAttention(const AttentionPartialArgs& args) {
         .is_f32 = args.dtype == KvDtype::kF32,
         .blocks = args.blocks.data(),
         .num_blocks = static_cast<int64_t>(args.blocks.size()),
+        .num_heads = args.num_heads,
+        .fetch_first = FetchesIntoFirstCache(),
         .next = args.next,
         .num_rows = args.num_rows,
         .q = args.q,

@@ -20,6 +20,8 @@ void AttentionPartialAmxEmulated(const AttentionPartialArgs& args) {
                                     .is_f32 = args.dtype == KvDtype::kF32,
                                     .blocks = args.blocks.data(),
                                     .num_blocks = static_cast<int64_t>(args.blocks.size()),
+                                    .num_heads = args.num_heads,
+                                    .fetch_first = false,
                                     .next = args.next,
                                     .num_rows = args.num_rows,
                                     .q = args.q,
