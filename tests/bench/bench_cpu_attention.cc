@@ -2,6 +2,9 @@
 // memory and do nothing else, alternating in one run: by instruction set, model shape, context and
 // number of threads, alone and while copies over the link read the memory too.
 //
+// With --row-major a kernel for pages of token rows (row_major_attention.h) runs beside each, on as
+// many bytes.
+//
 // It is the workers' own code, from the claim to the merged partial, over as many layers as fit
 // into the memory, so that no line is in a cache when its turn comes.
 #include <algorithm>
@@ -33,6 +36,7 @@
 #include "tests/bench/engine_bench/source_version.h"
 #include "tests/bench/link_load.h"
 #include "tests/bench/raw_read.h"
+#include "tests/bench/row_major_attention.h"
 
 namespace writescope::bench {
 namespace {
@@ -61,6 +65,7 @@ struct Flags {
   int64_t memory_mib = 1024;
   int pairs = 5;
   bool link = false;
+  bool row_major = false;
   std::string json;
 };
 
@@ -102,6 +107,45 @@ double TimeRawRead(attention::WorkerTeam& team, std::span<const std::byte> memor
       sum.fetch_add(read(memory.data() + at, kClaim), std::memory_order_relaxed);
     }
   });
+}
+
+bool HasRowMajor(const Model& model) {
+  return DetectedCpuIsa() >= CpuIsa::kAvx512Bf16 && !model.kv.value_in_key &&
+         model.kv.k_dim == kRowMajorDim && model.kv.v_dim == kRowMajorDim;
+}
+
+// The memory as pages of all KV heads, in claims as large as the workers' own.
+double TimeRowMajor(attention::WorkerTeam& team, std::span<const std::byte> memory,
+                    const Model& model) {
+  const int kv_heads = model.kv.num_kv_heads;
+  std::mt19937 rng(2);
+  std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(kRowMajorDim)));
+  std::vector<std::vector<RowMajorState>> states(static_cast<size_t>(team.num_workers()));
+  for (auto& of_worker : states) {
+    of_worker.resize(static_cast<size_t>(kv_heads));
+    for (RowMajorState& state : of_worker) {
+      state = {};
+      state.num_rows = model.num_heads / kv_heads;
+      std::fill_n(state.m, kMaxRowMajorRows, kernels::kEmptyLse);
+      for (auto& row : state.q) {
+        for (uint16_t& q : row) q = FloatToBf16(normal(rng));
+      }
+    }
+  }
+  constexpr int64_t kClaim = attention::CpuAttention::kMaxClaimBytes;
+  std::atomic<int64_t> next{0};
+  const int64_t size = static_cast<int64_t>(memory.size()) / kClaim * kClaim;
+  const double seconds = TimeTeam(team, [&](int worker) {
+    for (int64_t at; (at = next.fetch_add(kClaim)) < size;) {
+      for (int64_t page = at; page < at + kClaim;) {
+        for (int head = 0; head < kv_heads; ++head, page += kPageHeadBytes) {
+          AttendRowMajor(memory.data() + page, states[worker][head]);
+        }
+      }
+    }
+  });
+  for (const auto& of_worker : states) CHECK(std::isfinite(of_worker[0].o[0][0]));
+  return seconds * static_cast<double>(memory.size()) / static_cast<double>(size);
 }
 
 // A step over a full swing region: one sequence of `context_tokens`, as many layers as fit.
@@ -196,8 +240,9 @@ class Step {
 };
 
 nlohmann::json Measure(Step& step, attention::WorkerTeam& team, LinkLoad* link,
-                       const kernels::AttentionVariant& variant, int pairs) {
-  std::vector<double> read_s, attend_s;
+                       const kernels::AttentionVariant& variant, int pairs,
+                       const Model* row_major) {
+  std::vector<double> read_s, attend_s, row_major_s;
   double link_bytes = 0, link_s = 0;
   for (int pair = -1; pair < pairs; ++pair) {  // The first one warms up.
     double read = 0, attend = 0;
@@ -208,7 +253,9 @@ nlohmann::json Measure(Step& step, attention::WorkerTeam& team, LinkLoad* link,
       if (link != nullptr) link_bytes += link->StopAndGetBytes();
       link_s += Now() - start_s;
     }
+    const double rows = row_major != nullptr ? TimeRowMajor(team, step.memory(), *row_major) : 0.0;
     if (pair < 0) continue;
+    row_major_s.push_back(rows);
     read_s.push_back(read);
     attend_s.push_back(attend);
   }
@@ -221,6 +268,12 @@ nlohmann::json Measure(Step& step, attention::WorkerTeam& team, LinkLoad* link,
                         {"dram_read_gbps", gigabytes / Median(read_s)},
                         {"of_read", Median(ratios)},
                         {"link_busy", link != nullptr}};
+  if (row_major != nullptr) {
+    std::vector<double> ratios_of_rows;
+    for (int i = 0; i < pairs; ++i) ratios_of_rows.push_back(row_major_s[i] / attend_s[i]);
+    row["row_major_gbps"] = gigabytes / Median(row_major_s);
+    row["over_row_major"] = Median(ratios_of_rows);
+  }
   if (link != nullptr) {
     row["link"] = std::string(link->kind());
     row["link_gbps"] = link_bytes / link_s / 1e9;
@@ -259,7 +312,9 @@ void Run(const Flags& flags, nlohmann::json& rows) {
         for (const kernels::AttentionVariant& variant : kernels::AttentionVariants()) {
           if (variant.isa > DetectedCpuIsa() || !IsWanted(flags.isas, variant.name)) continue;
           for (LinkLoad* load : {static_cast<LinkLoad*>(nullptr), link.get()}) {
-            nlohmann::json row = Measure(step, *team, load, variant, flags.pairs);
+            nlohmann::json row = Measure(
+                step, *team, load, variant, flags.pairs,
+                flags.row_major && load == nullptr && HasRowMajor(model) ? &model : nullptr);
             row["model"] = model.name;
             row["context_tokens"] = context;
             std::printf("%-17s %7ld tokens %2d threads %-10s %s %6.1f of %6.1f GB/s: %.2f\n",
@@ -267,6 +322,10 @@ void Run(const Flags& flags, nlohmann::json& rows) {
                         std::string(variant.name).c_str(), load == nullptr ? "alone" : "link ",
                         row["gbps"].get<double>(), row["dram_read_gbps"].get<double>(),
                         row["of_read"].get<double>());
+            if (row.contains("row_major_gbps")) {
+              std::printf("  pages of rows %6.1f GB/s: the tile format is %.2f times as fast\n",
+                          row["row_major_gbps"].get<double>(), row["over_row_major"].get<double>());
+            }
             std::fflush(stdout);
             rows.push_back(std::move(row));
             if (link == nullptr) break;
@@ -291,6 +350,7 @@ int main(int argc, char** argv) {
   app.add_option("--memory-mib", flags.memory_mib, "KV in all; far more than the caches hold");
   app.add_option("--pairs", flags.pairs, "Times that each of the two is measured");
   app.add_flag("--link", flags.link, "Also while copies over the link go on");
+  app.add_flag("--row-major", flags.row_major, "Also the kernel for pages of token rows");
   app.add_option("--json", flags.json, "Where to write the result file");
   CLI11_PARSE(app, argc, argv);
 
