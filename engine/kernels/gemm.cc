@@ -28,8 +28,32 @@ std::mutex* SequentialBuildMutex() {
   return mutex;
 }
 
+// OpenBLAS needs SSE3, which the first 64-bit processors do not offer.
+bool OffersBlas() {
+  static const bool offers = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("sse3") != 0;
+  }();
+  return offers;
+}
+
+void PlainSgemm(int64_t m, int64_t n, int64_t k, const float* x, int64_t x_stride, const float* w,
+                int64_t w_stride, bool accumulate, float* y, int64_t y_stride) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      float sum = accumulate ? y[i * y_stride + j] : 0.0f;
+      for (int64_t d = 0; d < k; ++d) sum += x[i * x_stride + d] * w[j * w_stride + d];
+      y[i * y_stride + j] = sum;
+    }
+  }
+}
+
 void Sgemm(int64_t m, int64_t n, int64_t k, const float* x, int64_t x_stride, const float* w,
            int64_t w_stride, bool accumulate, float* y, int64_t y_stride) {
+  if (!OffersBlas()) {
+    PlainSgemm(m, n, k, x, x_stride, w, w_stride, accumulate, y, y_stride);
+    return;
+  }
   std::unique_lock<std::mutex> lock;
   if (std::mutex* mutex = SequentialBuildMutex()) lock = std::unique_lock(*mutex);
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(m),
