@@ -16,8 +16,10 @@ constexpr int kStepsBefore = 4;
 constexpr int kStepsAfter = 10;
 constexpr double kSlowdown = 2;
 constexpr int64_t kChatContext = 512;
-constexpr int kChatSteps = 32;
-constexpr int64_t kChatMoreBlocks = 16;
+constexpr int kChatSteps = 24;
+// With what it says in the steps below it is still a short one.
+constexpr int64_t kChatMoreBlocks = 8;
+constexpr int kStepsBeside = 2;
 
 // Makes a thread's time between two claims of a layer kSlowdown times as long.
 class Throttle {
@@ -130,7 +132,7 @@ absl::StatusOr<std::vector<ResultRow>> RunChat(BenchRig& rig, const Point& point
     rows.push_back(RowOf(rig, timing, point, "batch alone", "meet", alone_s));
     rows.back().batch = point.batch;
   }
-  for (int i = 0; i < kStepsBefore; ++i) {
+  for (int i = 0; i < kStepsBeside; ++i) {
     ASSIGN_OR_RETURN(const BenchRig::BesideTiming timing, rig.DecodeBeside(plan));
     rows.push_back(RowOf(rig, timing.step, point, "batch beside a chat", "meet", alone_s));
     rows.back().batch = point.batch;
