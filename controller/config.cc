@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "controller/version.h"
+#include "engine/base/command_line.h"
 #include "engine/base/status_macros.h"
 
 namespace writescope::controller {
@@ -78,6 +79,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
 
 // Nothing when it went on; else what to leave with.
 std::optional<std::pair<std::string, int>> Parse(CLI::App& app, std::vector<std::string> args) {
+  args = WithEmptyValues(args);
   std::reverse(args.begin(), args.end());  // The order that this overload wants.
   // The library's way to report --help as well as mistakes.
   try {

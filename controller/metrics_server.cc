@@ -19,17 +19,22 @@ class Health final : public prometheus::Collectable {
   std::vector<prometheus::MetricFamily> Collect() const override { return {}; }
 };
 
+// Each connection holds a thread until its request has come in: those that say nothing must neither
+// take all of them nor keep them, or scrapes and probes would wait.
+std::vector<std::string> ServerOptions(const std::string& listen) {
+  return {"listening_ports", listen, "num_threads", "8", "request_timeout_ms", "1000"};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Create(
     const std::string& listen, std::shared_ptr<prometheus::Collectable> metrics) {
-  constexpr int kThreads = 2;
   std::unique_ptr<MetricsServer> server(new MetricsServer());
   server->metrics_ = std::move(metrics);
   server->health_ = std::make_shared<Health>();
   // The library throws when it cannot listen.
   try {
-    server->exposer_ = std::make_unique<prometheus::Exposer>(listen, kThreads);
+    server->exposer_ = std::make_unique<prometheus::Exposer>(ServerOptions(listen));
     server->exposer_->RegisterCollectable(server->metrics_, "/metrics");
     server->exposer_->RegisterCollectable(server->health_, "/healthz");
   } catch (const std::exception& error) {

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "engine/base/command_line.h"
 #include "engine/base/status_macros.h"
 #include "server/parse_units.h"
 #include "server/version.h"
@@ -241,6 +242,11 @@ absl::Status CheckMemory(const Flags& flags, runtime::EngineOptions* engine) {
   if (!flags.host_budget.empty()) {
     RETURN_IF_ERROR(
         Take("--host-budget", ParseByteSize(flags.host_budget), &engine->host_budget_bytes));
+    // To the engine 0 is "not given".
+    if (engine->host_budget_bytes == 0) {
+      return absl::InvalidArgumentError(
+          "--host-budget: 0 bytes; queries and logits need a few MiB even where no KV is spilled");
+    }
   }
   if (!flags.ring_size.empty()) {
     RETURN_IF_ERROR(Take("--ring-size", ParseByteSize(flags.ring_size), &engine->ring_bytes));
@@ -424,6 +430,7 @@ ParsedConfig ParseWorkerConfig(std::vector<std::string> arguments) {
   ParsedConfig parsed;
   // CLI11 throws for errors and for --help alike, and takes the arguments from the back.
   try {
+    arguments = WithEmptyValues(arguments);
     std::reverse(arguments.begin(), arguments.end());
     app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp&) {

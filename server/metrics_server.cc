@@ -8,14 +8,22 @@
 #include "server/metrics.h"
 
 namespace writescope::server {
+namespace {
+
+// Each connection holds a thread until its request has come in: those that say nothing must neither
+// take all of them nor keep them, or scrapes would wait.
+std::vector<std::string> ServerOptions(const std::string& listen) {
+  return {"listening_ports", listen, "num_threads", "8", "request_timeout_ms", "1000"};
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Create(
     const std::string& listen, std::shared_ptr<prometheus::Collectable> metrics) {
-  constexpr int kThreads = 2;
   std::unique_ptr<MetricsServer> server(new MetricsServer());
   // The library throws when it cannot listen.
   try {
-    server->exposer_ = std::make_unique<prometheus::Exposer>(listen, kThreads);
+    server->exposer_ = std::make_unique<prometheus::Exposer>(ServerOptions(listen));
     server->exposer_->RegisterCollectable(metrics);
   } catch (const std::exception& error) {
     return absl::UnavailableError(

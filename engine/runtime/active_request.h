@@ -63,8 +63,9 @@ class ActiveRequest {
   // Logits after position `position` of its tokens. Samples when it is the last; the first error
   // ends the request.
   absl::Status OnLogits(int64_t position, std::span<const float> logits, absl::Time now);
-  // All its tokens are in the cache and no token is wanted: max_tokens is 0.
-  void FinishWithoutTokens() { finish_ = Finish{.reason = FinishReason::kMaxTokens}; }
+  // All its tokens are in the cache and there is no token to come: max_tokens is 0, or the prompt
+  // fills the context.
+  void FinishWithoutTokens() { finish_ = Finish{.reason = limit_reason_}; }
   const std::optional<Finish>& finish() const { return finish_; }
   void SetFinish(Finish finish) { finish_ = std::move(finish); }
 

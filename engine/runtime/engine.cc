@@ -229,7 +229,13 @@ class EngineImpl final : public Engine {
   absl::Status SetLinkPace(double bytes_per_s) override {
     return device_->SetLinkPace(bytes_per_s);
   }
-  EngineState state() const override { return loop_->state(); }
+  EngineState state() const override {
+    EngineState state = loop_->state();
+    // As it is now: the loop, which publishes the rest, stands still while there is no work.
+    state.link_simulated = device_->link().simulated;
+    state.link_pace_bytes_per_s = device_->link().pace_bytes_per_s;
+    return state;
+  }
 
   void StartDrain() override {
     std::lock_guard lock(mutex_);

@@ -11,6 +11,7 @@ namespace writescope::runtime {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 // A uniform number in [0, 1) from a seed and a counter (the SplitMix64 finaliser over both), so
 // that position i of a text draws the same number however the batch around it looks.
@@ -102,7 +103,8 @@ void Sampler::Penalise(std::vector<float>& logits) const {
   const float penalty = static_cast<float>(params_.repetition_penalty);
   for (const auto& [token, unused] : seen_) {
     float& logit = logits[static_cast<size_t>(token)];
-    logit = logit > 0 ? logit / penalty : logit * penalty;
+    // A penalty near 0 makes the quotient overflow; the token is the most likely one all the same.
+    logit = logit > 0 ? std::min(logit / penalty, kLargest) : logit * penalty;
   }
   for (const auto& [token, count] : output_counts_) {
     logits[static_cast<size_t>(token)] -= static_cast<float>(

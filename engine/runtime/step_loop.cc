@@ -330,8 +330,6 @@ void StepLoop::PublishState() {
   state_.replayed_steps_total = runner_.recording_counts().replayed_steps;
   state_.step_graph_failures_total = runner_.recording_counts().failures;
   state_.download_bytes_total = runner_.cache().committed_bytes();
-  state_.link_simulated = device_.link().simulated;
-  state_.link_pace_bytes_per_s = device_.link().pace_bytes_per_s;
   std::lock_guard lock(mutex_);
   published_ = state_;
 }

@@ -11,6 +11,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "engine/base/command_line.h"
 #include "server/cli/chat.h"
 #include "server/cli/client.h"
 #include "server/cli/doctor.h"
@@ -72,8 +73,12 @@ void AddSampling(CLI::App* app, SamplingFlags* flags) {
   app->add_option("--presence-penalty", flags->presence_penalty, "Subtracted once");
   app->add_option("--frequency-penalty", flags->frequency_penalty,
                   "Subtracted for each occurrence");
-  app->add_option("--stop", flags->stop, "The text ends before it; may be repeated");
-  app->add_option("--stop-token-id", flags->stop_token_ids, "The text ends with it");
+  // One value each: more would be the prompt, and "[a,b]" would be two.
+  app->add_option("--stop", flags->stop, "The text ends before it; may be repeated")
+      ->allow_extra_args(false);
+  app->add_option("--stop-token-id", flags->stop_token_ids,
+                  "The text ends with it; may be repeated")
+      ->allow_extra_args(false);
   app->add_flag("--ignore-eos", flags->ignore_eos, "Goes on through end-of-sequence tokens");
 }
 
@@ -138,7 +143,7 @@ void AddStatus(CLI::App& app, Action* action) {
   CLI::App* health = app.add_subcommand("health", "Exits with 0 when the worker serves");
   auto process = std::make_shared<bool>(false);
   health->add_option("--service", *service, "Full name");
-  // An empty --service= would be no value to CLI11.
+  // The protocol spells it --service=, which nobody would guess.
   health->add_flag("--process", *process, "Asks whether the process lives, whatever it serves");
   health->callback([=] {
     *action = {
@@ -230,7 +235,8 @@ void AddPlan(CLI::App& app, Action* action) {
                   "deploy/machine-profiles/v100-pcie3.json")
       ->required();
   sub->add_option("-b,--batch", flags->batch_size, "Sequences decoded together");
-  sub->add_option("-c,--context", flags->context_tokens, "Tokens of each; may be repeated");
+  sub->add_option("-c,--context", flags->context_tokens, "Tokens of each; may be repeated")
+      ->allow_extra_args(false);
   sub->add_option("--vram-budget", texts->vram_budget, "Instead of the profile's")->check(IsSize());
   sub->add_option("--host-budget", texts->host_budget, "Instead of the profile's")->check(IsSize());
   sub->add_option("--kv-dtype", texts->kv_dtype, "bf16 or f32")
@@ -269,7 +275,9 @@ int Main(int argc, char** argv) {
   AddPlan(app, &action);
   // CLI11 throws for errors and for --help alike.
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> arguments = WithEmptyValues({argv + 1, argv + argc});
+    std::reverse(arguments.begin(), arguments.end());  // The order that this overload wants.
+    app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
     return code == 0 ? kExitOk : kExitUsage;
@@ -282,7 +290,11 @@ int Main(int argc, char** argv) {
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   }
-  return action.run(client);
+  const int code = action.run(client);
+  if (code == kExitOk && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    return ReportLocalError("the output could not be written");
+  }
+  return code;
 }
 
 }  // namespace

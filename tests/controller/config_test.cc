@@ -45,6 +45,13 @@ TEST(ConfigTest, EveryFlagArrives) {
   EXPECT_EQ(policy.min_steps, 9u);
 }
 
+TEST(ConfigTest, AnEmptyValueTakesNoOtherFlag) {
+  const ParsedConfig parsed = ParseConfig({"--decision-log=", "--lease=20s"});
+  ASSERT_TRUE(parsed.config.has_value()) << parsed.message;
+  EXPECT_EQ(parsed.config->decision_log, "");
+  EXPECT_EQ(parsed.config->control.lease, absl::Seconds(20));
+}
+
 TEST(ConfigTest, MistakesAreNamed) {
   const auto message = [](const std::vector<std::string>& args) {
     const ParsedConfig parsed = ParseConfig(args);

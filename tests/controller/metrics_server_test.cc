@@ -6,7 +6,9 @@
 #include <prometheus/registry.h>
 
 #include <string>
+#include <vector>
 
+#include "absl/time/clock.h"
 #include "tests/controller/http_get.h"
 
 namespace writescope::controller {
@@ -27,6 +29,19 @@ TEST(MetricsServerTest, ServesMetricsAndHealth) {
   EXPECT_THAT(metrics, HasSubstr("answer 42"));
   EXPECT_THAT(HttpGet((*server)->address(), "/healthz"), StartsWith("HTTP/1.1 200"));
   EXPECT_THAT(HttpGet((*server)->address(), "/nothing"), StartsWith("HTTP/1.1 404"));
+}
+
+// Port scanners, load balancers and browsers connect and say nothing. A probe that had to wait for
+// them would have the controller restarted.
+TEST(MetricsServerTest, SilentConnectionsDoNotStopProbes) {
+  const auto server =
+      MetricsServer::Create("127.0.0.1:0", std::make_shared<prometheus::Registry>());
+  ASSERT_TRUE(server.ok()) << server.status();
+  const std::vector<int> silent = ConnectSilently((*server)->address(), 12);
+  const absl::Time start = absl::Now();
+  EXPECT_THAT(HttpGet((*server)->address(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  for (const int fd : silent) close(fd);
 }
 
 TEST(MetricsServerTest, SaysWhenThePortIsTaken) {

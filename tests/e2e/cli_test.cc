@@ -60,6 +60,32 @@ TEST_F(CliTest, GenerateTakesAPromptFromAnywhere) {
   EXPECT_THAT(half.output, HasSubstr("not valid UTF-8"));
 }
 
+TEST_F(CliTest, FlagsTakeOneValueAndLeaveThePrompt) {
+  Start();
+  const RunResult stop = Client({"generate", "--stop", "blue", "hello", "-n", "4", "--report"});
+  EXPECT_THAT(stop.output, HasSubstr("5 prompt tokens")) << stop.output;
+  const RunResult list = Client({"generate", "--stop=[sky,is]", "hello", "-n", "4", "--report"});
+  EXPECT_THAT(list.output, HasSubstr("the sky is blue. ")) << list.output;
+  const RunResult id = Client({"generate", "--stop-token-id", "3", "hello", "-n", "4"});
+  EXPECT_EQ(id.exit_code, 0) << id.output;
+  // No value is not the next flag.
+  const RunResult empty =
+      Client({"generate", "--request-id=", "--max-tokens=1", "hello", "--report"});
+  EXPECT_THAT(empty.output, HasSubstr("finished: max_tokens; 5 prompt tokens")) << empty.output;
+}
+
+TEST_F(CliTest, AnAnswerThatCannotBeWrittenIsAnError) {
+  Start();
+  std::vector<std::string> arguments = {"-c", "exec \"$0\" \"$@\" > /dev/full", CLIENT};
+  for (std::string& argument : Arguments({"generate", "hello", "-n", "4"})) {
+    arguments.push_back(std::move(argument));
+  }
+  const auto result = RunProgram("/bin/sh", std::move(arguments));
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->exit_code, 1);
+  EXPECT_THAT(result->output, HasSubstr("could not be written"));
+}
+
 TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   Start();
   const RunResult refused = Client({"generate", "x", "-t", "-1"});

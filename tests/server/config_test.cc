@@ -115,6 +115,8 @@ TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
                         Case{"--load-format=gguf", "'gguf'"},
                         Case{"--device-waits=never", "'never'"},
                         Case{"--host-budget=12gib", "--host-budget: size '12gib'"},
+                        Case{"--host-budget=0", "--host-budget: 0 bytes"},
+                        Case{"--listen=", "--listen: ''"},
                         Case{"--kv-dtype=fp8", "'fp8'"},
                         Case{"--cut=half", "'half'"},
                         Case{"--share-interval=0.9,0.1", "--share-interval"},
@@ -137,6 +139,14 @@ TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
   }
   EXPECT_THAT(ParseWorkerConfig({"--model=x"}).message, HasSubstr("--vram-budget is required"));
   EXPECT_THAT(ParseWorkerConfig({"--vram-budget=1GiB"}).message, HasSubstr("--model is required"));
+}
+
+TEST(WorkerConfig, AnEmptyValueTakesNoOtherFlag) {
+  const ParsedConfig parsed = ParseWorkerConfig(With({"--metrics-listen=", "--max-queue=7"}));
+  ASSERT_TRUE(parsed.config.has_value()) << parsed.message;
+  EXPECT_EQ(parsed.config->metrics_listen, "");
+  EXPECT_EQ(parsed.config->engine.max_queue, 7);
+  EXPECT_TRUE(ParseWorkerConfig(With({"--metrics-listen="})).config.has_value());
 }
 
 TEST(WorkerConfig, HelpAndVersionAreNoErrors) {

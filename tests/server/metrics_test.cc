@@ -4,7 +4,9 @@
 #include <set>
 #include <sstream>
 
+#include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
+#include "tests/controller/http_get.h"
 #include "tests/server/worker_fixture.h"
 
 namespace writescope::server {
@@ -167,6 +169,17 @@ TEST_F(MetricsTest, NothingFromTheEnginePoisonsThem) {
   prometheus::TextSerializer().Serialize(out, metrics.Collect());
   EXPECT_THAT(out.str(), Not(HasSubstr("Nan")));
   ExpectLine(out.str(), ("writescope_metrics_dropped_observations_total{model=\"m\"} 5"));
+}
+
+TEST(MetricsServerTest, SilentConnectionsDoNotStopScrapes) {
+  const auto server =
+      MetricsServer::Create("127.0.0.1:0", std::make_shared<prometheus::Registry>());
+  ASSERT_TRUE(server.ok()) << server.status();
+  const std::vector<int> silent = controller::ConnectSilently((*server)->address(), 12);
+  const absl::Time start = absl::Now();
+  EXPECT_THAT(controller::HttpGet((*server)->address(), "/metrics"), HasSubstr("200 OK"));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  for (const int fd : silent) close(fd);
 }
 
 TEST_F(MetricsTest, ExpiredLeaseIsCounted) {

@@ -175,6 +175,25 @@ TEST(EngineTest, AcceptsTheEdgesOfWhatARequestMayAsk) {
   }
 }
 
+TEST(EngineTest, APromptThatFillsTheContextSaysSo) {
+  EngineOptions options = DemoOptions();
+  options.max_context_tokens = 64;
+  const auto engine = MakeEngine(options);
+  GenerateRequest request;
+  request.prompt = std::vector<TokenId>(64, 300);
+  request.stopping.max_tokens = 5;
+  const auto sink = RunToEnd(*engine, std::move(request));
+  ASSERT_TRUE(sink->status().ok()) << sink->status();
+  EXPECT_TRUE(sink->tokens().empty());
+  EXPECT_EQ(sink->last().finish->reason, FinishReason::kContextFull);
+}
+
+TEST(EngineTest, ShowsTheLinkPaceThatIsSetWhileItIsIdle) {
+  const auto engine = MakeEngine(DemoOptions());
+  ASSERT_TRUE(engine->SetLinkPace(3e9).ok());
+  EXPECT_EQ(engine->state().link_pace_bytes_per_s, 3e9);
+}
+
 TEST(EngineTest, StopsWhereItIsTold) {
   const auto engine = MakeEngine(DemoOptions());
   const std::string prompt = "Fellow citizens of the Senate";

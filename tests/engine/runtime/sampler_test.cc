@@ -44,6 +44,8 @@ TEST(SamplerTest, PenaltiesMoveLogitsTheRightWay) {
   EXPECT_EQ(Greedy({.repetition_penalty = 2}, kLogits, {1}), 3);
   EXPECT_EQ(Greedy({.repetition_penalty = 2}, {-1.0f, -1.5f}, {0}), 1);
   EXPECT_EQ(Greedy({.presence_penalty = 1.5}, kLogits, {}, {1, 3}), 2);
+  // However small the penalty is.
+  EXPECT_EQ(Greedy({.repetition_penalty = 1e-40}, kLogits, {2}), 2);
   // Presence and frequency count the output alone.
   EXPECT_EQ(Greedy({.presence_penalty = 1.5}, kLogits, {1, 3}), 1);
   EXPECT_EQ(Greedy({.frequency_penalty = 0.6}, kLogits, {}, {1, 1, 3}), 3);

@@ -1,0 +1,23 @@
+#include "engine/base/command_line.h"
+
+namespace writescope {
+
+std::vector<std::string> WithEmptyValues(const std::vector<std::string>& arguments) {
+  std::vector<std::string> result;
+  bool flags_over = false;
+  for (const std::string& argument : arguments) {
+    if (argument == "--") flags_over = true;
+    const bool empty_value = !flags_over && argument.size() > 3 &&
+                             argument.compare(0, 2, "--") == 0 &&
+                             argument.find('=') == argument.size() - 1;
+    if (!empty_value) {
+      result.push_back(argument);
+      continue;
+    }
+    result.push_back(argument.substr(0, argument.size() - 1));
+    result.emplace_back();
+  }
+  return result;
+}
+
+}  // namespace writescope
