@@ -19,6 +19,7 @@ constexpr int64_t kClaimBytes = 128 * kKiB;
 constexpr int64_t kMaxClaimBytes = 2 * kMiB;
 constexpr int64_t kClaimsPerWorker = 8;
 constexpr int kSpinsBeforeNap = 500;
+constexpr int64_t kPartValues = 256;  // Of a row's partials, merged under one lock
 
 int64_t NowNs() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
@@ -65,7 +66,9 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
       max_claim_blocks_(std::max(claim_blocks_, kMaxClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
       workers_(static_cast<size_t>(options.num_workers)),
-      part_mutexes_(static_cast<size_t>(options.max_rows * options.geometry.num_kv_heads)) {
+      heads_a_part_(std::max<int64_t>(1, kPartValues / options.geometry.v_dim)),
+      parts_a_row_((options.num_heads + heads_a_part_ - 1) / heads_a_part_),
+      part_mutexes_(static_cast<size_t>(options.max_rows * parts_a_row_)) {
   std::byte* const out = handoff_.data() + QueryBytes(options);
   std::byte* const lse = out + OutBytes(options);
   queries_ = reinterpret_cast<float*>(handoff_.data());
@@ -260,33 +263,42 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
 }
 
 void CpuAttention::Flush(Worker& worker) {
-  const int kv_heads = options_.geometry.num_kv_heads;
-  const int64_t num_parts = static_cast<int64_t>(worker.touched_rows.size()) * kv_heads;
-  // Workers end a layer at the same time, with the same rows: each begins elsewhere.
+  const int64_t num_parts = static_cast<int64_t>(worker.touched_rows.size()) * parts_a_row_;
+  // Workers end a layer at the same time, with the same rows: each begins elsewhere, and leaves a
+  // part that another one has for later. To sleep until it is free would cost more than all parts.
   const int64_t first = num_parts * (&worker - workers_.data()) / options_.num_workers;
-  for (int64_t i = 0; i < num_parts; ++i) {
-    const int64_t part = (first + i) % num_parts;
-    FlushHeads(worker, worker.touched_rows[static_cast<size_t>(part / kv_heads)],
-               static_cast<int>(part % kv_heads));
+  worker.parts.clear();
+  for (int64_t i = 0; i < num_parts; ++i) worker.parts.push_back((first + i) % num_parts);
+  while (!worker.parts.empty()) {
+    size_t busy = 0;
+    for (const int64_t part : worker.parts) {
+      const int row = worker.touched_rows[static_cast<size_t>(part / parts_a_row_)];
+      if (!FlushPart(worker, row, part % parts_a_row_)) worker.parts[busy++] = part;
+    }
+    worker.parts.resize(busy);
+    if (busy > 0) __builtin_ia32_pause();
   }
   for (const int row : worker.touched_rows) worker.touched[static_cast<size_t>(row)] = false;
   worker.touched_rows.clear();
 }
 
-void CpuAttention::FlushHeads(Worker& worker, int row, int kv_head) {
+bool CpuAttention::FlushPart(Worker& worker, int row, int64_t part) {
   const int v_dim = options_.geometry.v_dim;
-  const int kv_heads = options_.geometry.num_kv_heads;
-  const int64_t group = options_.num_heads / kv_heads;
-  const int64_t begin = int64_t{row} * options_.num_heads + kv_head * group;
+  const std::unique_lock lock(part_mutexes_[static_cast<size_t>(row * parts_a_row_ + part)],
+                              std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  const int64_t first = row * int64_t{options_.num_heads};
+  const int64_t begin = first + part * heads_a_part_;
+  const int64_t end = std::min(begin + heads_a_part_, first + options_.num_heads);
   // The worker before left these lines in another core's cache.
-  for (int64_t d = 0; d < group * v_dim; d += 16) __builtin_prefetch(out_ + begin * v_dim + d, 1);
-  std::lock_guard lock(part_mutexes_[static_cast<size_t>(row * kv_heads + kv_head)]);
+  for (int64_t d = begin * v_dim; d < end * v_dim; d += 16) __builtin_prefetch(out_ + d, 1);
   // The first partial of a row is written as it is: what lies there is of an earlier layer.
-  for (int64_t head = begin; head < begin + group; ++head) {
+  for (int64_t head = begin; head < end; ++head) {
     const size_t at = static_cast<size_t>(head);
     kernels::MergeState(v_dim, out_ + head * v_dim, lse_ + head,
                         &worker.o[at * static_cast<size_t>(v_dim)], worker.m[at], worker.l[at]);
   }
+  return true;
 }
 
 }  // namespace writescope::attention

@@ -60,6 +60,7 @@ class CpuAttention {
     std::vector<bool> touched;
     std::vector<int> touched_rows;
     Claim claim, ahead;
+    std::vector<int64_t> parts;  // Of touched rows, still to merge into out_ and lse_
     // Scratch of one kernel call.
     std::vector<kernels::KvHeadBlock> blocks;
     std::vector<const float*> q_rows;
@@ -82,7 +83,8 @@ class CpuAttention {
   void Touch(Worker& worker, int row);
   // Merges what the worker has into out_ and lse_.
   void Flush(Worker& worker);
-  void FlushHeads(Worker& worker, int row, int kv_head);
+  // False when another worker has the part.
+  bool FlushPart(Worker& worker, int row, int64_t part);
 
   const Options options_;
   const kernels::AttentionVariant& variant_;
@@ -94,7 +96,9 @@ class CpuAttention {
   float* lse_ = nullptr;
   HandoffFlags* flags_ = nullptr;
   std::vector<Worker> workers_;
-  std::vector<std::mutex> part_mutexes_;  // [max_rows, num_kv_heads], of out_ and lse_
+  const int64_t heads_a_part_;
+  const int64_t parts_a_row_;
+  std::vector<std::mutex> part_mutexes_;  // [max_rows, parts_a_row_], of out_ and lse_
 };
 
 }  // namespace writescope::attention

@@ -87,7 +87,6 @@ class AmxKernel {
   }
   void End(const FlatAttentionArgs& args, int first_row, int num_rows) {
     if (!args.value_in_key) return;
-    AddPending(args, {});
     for (int dim = 0; dim < args.v_dim; dim += kTileDims) {
       alignas(64) float even[kPanelRows][kTileWords];
       alignas(64) float odd[kPanelRows][kTileWords];
@@ -124,34 +123,25 @@ class AmxKernel {
     const int64_t k_lines = int64_t{args.k_dim} * 2, v_lines = int64_t{args.v_dim} * 2;
     const int64_t row_lines = (k_lines + v_lines) / 4;
     const int64_t tile_lines = (k_lines + v_lines - row_lines) / 2;
-    LinesAhead ahead(block, next_block, k_lines * kLineBytes, v_lines * kLineBytes, kAheadBytes,
-                     args.fetch_first);
+    LinesAhead ahead(block, next_block, k_lines * kLineBytes, v_lines * kLineBytes,
+                     PlanesAhead(args.fetch_first), args.fetch_first);
     Score(block.k, args.k_dim, q, ahead, tile_lines);
     Weigh(args, rows, ahead, row_lines);
     AddValues(args, rows, block.v, ahead, tile_lines);
   }
 
-  // The sums of 512 dims, 32 KiB, are brought in and out for two blocks together, unless a new
-  // maximum comes between.
   void AttendLatent(const FlatAttentionArgs& args, const WholeRows& rows, QueryTiles q,
                     const KvHeadBlock& block, const KvHeadBlock* next_block) {
-    const bool is_second = num_pending_ > 0;
     const int64_t lines = int64_t{args.k_dim} * 2;
-    const int64_t score_lines = lines * (is_second ? 2 : 6) / 8;
-    const int64_t row_lines = lines * (is_second ? 1 : 2) / 8;
+    const int64_t row_lines = lines / 4, tile_lines = (lines - row_lines) / 2;
     LinesAhead ahead(block, next_block, lines * kLineBytes, 0, kBlockAhead, false);
-    Score(block.k, args.k_dim, q, ahead, score_lines);
-    const bool is_rescaled = Weigh(args, rows, ahead, row_lines);
-    const bool are_all = rows.num_rows == num_panel_rows_;
-    if (is_rescaled || !are_all) AddPending(args, {});
-    if (is_rescaled) RescaleTurned(args.v_dim, rows);
-    SpreadWeights(num_pending_);
-    pending_[num_pending_++] = block.k;
-    if (!are_all) {
-      AddPendingForSome(args, rows);
-    } else if (num_pending_ == kMaxPending) {
-      AddPending(args, ahead.Take(lines - score_lines - row_lines,
-                                  int64_t{args.v_dim} / kTileDims * kTilesPerBlock * kMaxPending));
+    Score(block.k, args.k_dim, q, ahead, tile_lines);
+    if (Weigh(args, rows, ahead, row_lines)) RescaleTurned(args.v_dim, rows);
+    SpreadWeights();
+    if (rows.num_rows < num_panel_rows_) {
+      AddLatentForSome(args, rows, block.k, ahead, tile_lines);
+    } else {
+      AddLatent(args, block.k, ahead, tile_lines);
     }
   }
 
@@ -301,7 +291,7 @@ class AmxKernel {
 
   // Weights of 16 tokens as B: word [token][row] holds the weight in its low half for the even
   // dims, in its high half for the odd ones.
-  void SpreadWeights(int slot) {
+  void SpreadWeights() {
     alignas(64) float words[kPanelRows][kTileTokens];
     for (int t = 0; t < kTilesPerBlock; ++t) {
       for (int r = 0; r < kPanelRows; ++r) {
@@ -310,11 +300,11 @@ class AmxKernel {
           Store(&words[r][i], LoadBf16(halves));
         }
       }
-      TransposeTile(words[0], odd_weights_[slot][t][0]);
+      TransposeTile(words[0], odd_weights_[t][0]);
       for (int token = 0; token < kTileTokens; ++token) {
         for (int i = 0; i < kPanelRows; i += kLanes) {
-          const auto* odd = reinterpret_cast<const std::byte*>(&odd_weights_[slot][t][token][i]);
-          StoreWords(reinterpret_cast<std::byte*>(&even_weights_[slot][t][token][i]),
+          const auto* odd = reinterpret_cast<const std::byte*>(&odd_weights_[t][token][i]);
+          StoreWords(reinterpret_cast<std::byte*>(&even_weights_[t][token][i]),
                      LoadWords(odd) >> 16);
         }
       }
@@ -335,10 +325,13 @@ class AmxKernel {
     }
   }
 
-  void AddPending(const FlatAttentionArgs& args, FetchedLines fetched) {
+  void AddLatent(const FlatAttentionArgs& args, const std::byte* k, LinesAhead& ahead,
+                 int64_t lines) {
     const int64_t token_step = int64_t{kTileTokens} * args.k_dim * 2;
-    const int num_tiles = num_pending_ > 0 ? args.v_dim / kTileDims : 0;
+    const int num_tiles = args.v_dim / kTileDims;
+    FetchedLines fetched = ahead.Take(lines, int64_t{num_tiles} * kTilesPerBlock);
     for (int tile = 0; tile < num_tiles; tile += 2) {
+      const std::byte* at = k + int64_t{tile} * kTileBytes;
       float(*sums)[kPanelRows][kTileWords] = turned_ + 2 * tile;
       const bool is_pair = tile + 1 < num_tiles;
       Tiles::template Load<0>(sums[0], kLineBytes);
@@ -347,21 +340,18 @@ class AmxKernel {
         Tiles::template Load<2>(sums[2], kLineBytes);
         Tiles::template Load<3>(sums[3], kLineBytes);
       }
-      for (int slot = 0; slot < num_pending_; ++slot) {
-        const std::byte* at = pending_[slot] + int64_t{tile} * kTileBytes;
-        for (int t = 0; t < kTilesPerBlock; ++t, at += token_step) {
-          Tiles::template Load<4>(at, kLineBytes);
-          Tiles::template Load<6>(even_weights_[slot][t], kLineBytes);
-          Tiles::template AddProducts<0, 4, 6>();
-          Tiles::template Load<7>(odd_weights_[slot][t], kLineBytes);
-          Tiles::template AddProducts<1, 4, 7>();
+      for (int t = 0; t < kTilesPerBlock; ++t, at += token_step) {
+        Tiles::template Load<4>(at, kLineBytes);
+        Tiles::template Load<6>(even_weights_[t], kLineBytes);
+        Tiles::template AddProducts<0, 4, 6>();
+        Tiles::template Load<7>(odd_weights_[t], kLineBytes);
+        Tiles::template AddProducts<1, 4, 7>();
+        fetched.Step();
+        if (is_pair) {
+          Tiles::template Load<5>(at + kTileBytes, kLineBytes);
+          Tiles::template AddProducts<2, 5, 6>();
+          Tiles::template AddProducts<3, 5, 7>();
           fetched.Step();
-          if (is_pair) {
-            Tiles::template Load<5>(at + kTileBytes, kLineBytes);
-            Tiles::template AddProducts<2, 5, 6>();
-            Tiles::template AddProducts<3, 5, 7>();
-            fetched.Step();
-          }
         }
       }
       Tiles::template Store<0>(sums[0], kLineBytes);
@@ -371,11 +361,11 @@ class AmxKernel {
         Tiles::template Store<3>(sums[3], kLineBytes);
       }
     }
-    num_pending_ = 0;
   }
 
   // The sums of rows that do not see the block whole are put aside: no weight hides a NaN.
-  void AddPendingForSome(const FlatAttentionArgs& args, const WholeRows& rows) {
+  void AddLatentForSome(const FlatAttentionArgs& args, const WholeRows& rows, const std::byte* k,
+                        LinesAhead& ahead, int64_t lines) {
     bool is_whole[kPanelRows] = {};
     for (int i = 0; i < rows.num_rows; ++i) is_whole[rows.row[i]] = true;
     float kept[kPanelRows][kMaxKeyDim];
@@ -385,7 +375,7 @@ class AmxKernel {
         kept[r][dim] = sums[dim * kPanelRows + r];
       }
     }
-    AddPending(args, {});
+    AddLatent(args, k, ahead, lines);
     for (int r = 0; r < kPanelRows; ++r) {
       for (int dim = 0; dim < args.v_dim && !is_whole[r]; ++dim) {
         sums[dim * kPanelRows + r] = kept[r][dim];
@@ -401,12 +391,8 @@ class AmxKernel {
   alignas(64) float sums_[kMaxSums][kPanelRows][kTileWords];
   int num_panel_rows_ = 0;
   alignas(64) float turned_[kMaxKeyDim / kTileWords][kPanelRows][kTileWords];
-  // Blocks whose weights wait to meet their latents.
-  static constexpr int kMaxPending = 2;
-  int num_pending_ = 0;
-  const std::byte* pending_[kMaxPending];
-  alignas(64) float even_weights_[kMaxPending][kTilesPerBlock][kTileTokens][kPanelRows];
-  alignas(64) float odd_weights_[kMaxPending][kTilesPerBlock][kTileTokens][kPanelRows];
+  alignas(64) float even_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
+  alignas(64) float odd_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
 };
 
 }  // namespace

@@ -157,11 +157,12 @@ class Avx512Bf16Kernel {
  private:
   void AttendPlanes(const FlatAttentionArgs& args, const WholeRows& rows, QueryTiles q,
                     const KvHeadBlock& block, const KvHeadBlock* next_block) {
-    // With so few rows that a V plane is used once, the way ahead need not cover it.
     const bool is_once = rows.num_rows <= kValueRows;
     const int64_t k_lines = int64_t{args.k_dim} * 2, v_lines = int64_t{args.v_dim} * 2;
-    LinesAhead ahead(block, next_block, k_lines * kLineBytes, v_lines * kLineBytes,
-                     is_once ? kAheadBytes / 2 : kAheadBytes, args.fetch_first);
+    // With so few rows that a V plane is used once, the way ahead need not cover it.
+    const int64_t ahead_bytes = PlanesAhead(args.fetch_first) / (is_once ? 2 : 1);
+    LinesAhead ahead(block, next_block, k_lines * kLineBytes, v_lines * kLineBytes, ahead_bytes,
+                     args.fetch_first);
     Score(args, rows, q, block, ahead, k_lines);
     const int64_t row_bytes = int64_t{args.v_dim} * 4;
     const int wide_dims = is_once ? 0 : args.v_dim / kWideDims * kWideDims;

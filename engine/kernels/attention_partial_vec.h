@@ -293,7 +293,7 @@ inline void AttendBlock(const FlatAttentionArgs& args, const KvHeadBlock& block,
   constexpr int kValueBytes = 4 / Words::kValues;
   const int64_t k_bytes = int64_t{kBlockTokens} * args.k_dim * kValueBytes;
   const int64_t v_bytes = int64_t{kBlockTokens} * args.v_dim * kValueBytes;
-  LinesAhead ahead(block, next, k_bytes, v_bytes, kAheadBytes, args.fetch_first);
+  LinesAhead ahead(block, next, k_bytes, v_bytes, PlanesAhead(args.fetch_first), args.fetch_first);
   ScorePanel<Words>(args, block, first, last, panel, ahead, k_bytes / kLineBytes);
   AddPanelValues<Words>(args, first, last, panel, block.v, int64_t{args.v_dim} * 4, 0, args.v_dim,
                         ahead, v_bytes / kLineBytes);

@@ -20,6 +20,10 @@ constexpr int kLineBytes = 64;  // Of the cache
 // before its first time. More than this displaces what is in use.
 constexpr int64_t kAheadBytes = 16384;
 constexpr int64_t kBlockAhead = int64_t{1} << 40;  // As far as a whole block
+// For blocks of two planes. The second cache has room.
+WRITESCOPE_INLINE int64_t PlanesAhead(bool into_first_cache) {
+  return into_first_cache ? kAheadBytes : kBlockAhead;
+}
 
 // What one loop fetches while it works, a few lines at each step.
 struct FetchedLines {
