@@ -1,7 +1,7 @@
 // Built with -mavx512bf16 and what it rests on.
-#include "tests/bench/row_major_attention.h"
-
 #include <immintrin.h>
+
+#include "tests/bench/row_major_attention.h"
 
 namespace writescope::bench {
 namespace {
