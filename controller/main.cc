@@ -19,6 +19,7 @@
 #include "controller/worker_client.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/process.h"
 
 namespace writescope::controller {
 namespace {
@@ -29,6 +30,7 @@ int FailedStart(const absl::Status& status) {
 }
 
 int Main(int argc, char** argv) {
+  PrepareProcess();
   // Before any thread starts, so that all of them leave the signals to this one.
   sigset_t signals;
   sigemptyset(&signals);

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/process.h"
 #include "engine/runtime/engine.h"
 #include "server/config.h"
 #include "server/version.h"
@@ -91,6 +92,7 @@ int Serve(Worker& worker) {
 }
 
 int Main(int argc, char** argv) {
+  PrepareProcess();
   CatchStopSignals();
   signal(SIGPIPE, SIG_IGN);
 

@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "grpcpp/grpcpp.h"
 #include "server/status_mapping.h"
+#include "tests/controller/http_get.h"
 #include "tests/e2e/harness.h"
 #include "tests/support/seed.h"
 #include "tests/support/temp_dir.h"
@@ -59,8 +60,10 @@ struct Answer {
 
 class WorkerTest : public ::testing::Test {
  protected:
-  void Start(std::vector<std::string> flags = {}) {
-    auto worker = StartWorker(WORKER, Flags(std::move(flags)));
+  void Start(std::vector<std::string> flags = {}) { StartAs(WORKER, Flags(std::move(flags))); }
+
+  void StartAs(const std::string& program, std::vector<std::string> arguments) {
+    auto worker = StartWorker(program, std::move(arguments));
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
     generation_ = v1::GenerationService::NewStub(
@@ -203,6 +206,16 @@ TEST_F(WorkerTest, SecondSigtermDoesNotWait) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   EXPECT_EQ(answer.status.error_code(), StatusCode::UNAVAILABLE);
   EXPECT_EQ(worker_.process->AwaitExit().value_or(-1), 0);
+}
+
+TEST_F(WorkerTest, MoreConnectionsThanTheShellsDescriptorsDoNotDeafenIt) {
+  std::vector<std::string> arguments = {"-c", "ulimit -Sn 64; exec \"$0\" \"$@\"", WORKER};
+  for (std::string& flag : Flags({})) arguments.push_back(std::move(flag));
+  StartAs("/bin/sh", std::move(arguments));
+  const std::vector<int> silent = controller::ConnectSilently(worker_.generation, 100);
+  EXPECT_TRUE(Generate(Request("x", 1), absl::Seconds(20)).status.ok());
+  for (const int fd : silent) close(fd);
+  EXPECT_TRUE(Generate(Request("x", 1), absl::Seconds(20)).status.ok());
 }
 
 TEST_F(WorkerTest, KilledWorkerIsUnavailable) {

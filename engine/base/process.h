@@ -1,0 +1,16 @@
+// What a server does first, whoever started it.
+#pragma once
+
+namespace writescope {
+
+// Call once, before other threads and descriptors are there; never fails.
+//
+// Opens /dev/null for each of stdin, stdout and stderr that the parent left closed: the next file
+// or socket would get its number, and log lines would go there.
+//
+// Raises the limit of open descriptors to the hard one. Sessions and services often start at 1024,
+// and gRPC's listener stops taking connections for ever once a single accept has failed for want of
+// a descriptor.
+void PrepareProcess();
+
+}  // namespace writescope

@@ -1,0 +1,34 @@
+#include "engine/base/process.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace writescope {
+namespace {
+
+// In a child of its own: 0 when all is as it should be.
+int RunPrepared() {
+  rlimit files = {};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return 2;
+  files.rlim_cur = 32;
+  setrlimit(RLIMIT_NOFILE, &files);
+  close(STDIN_FILENO);
+  close(STDOUT_FILENO);
+  PrepareProcess();
+  if (fcntl(STDIN_FILENO, F_GETFD) == -1 || fcntl(STDOUT_FILENO, F_GETFD) == -1) return 3;
+  const int next = open("/dev/null", O_RDONLY);
+  if (next <= STDERR_FILENO) return 4;
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur != files.rlim_max) return 5;
+  return 0;
+}
+
+TEST(ProcessDeathTest, StandardStreamsAreOpenAndDescriptorsAreMany) {
+  EXPECT_EXIT(std::_Exit(RunPrepared()), testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace writescope
