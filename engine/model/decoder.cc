@@ -138,7 +138,7 @@ ops::Rope Decoder::rope() const {
 }
 
 const float* Decoder::NormAfter(int layer) const {
-  const size_t next = static_cast<size_t>(layer + 1);
+  const size_t next = static_cast<size_t>(layer) + 1;  // 0 after -1
   return next < weights_.layers.size() ? weights_.layers[next].attention.input_norm
                                        : weights_.final_norm;
 }
