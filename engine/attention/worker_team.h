@@ -8,6 +8,10 @@
 
 namespace writescope::attention {
 
+// Workers of a process that may use so many cores: two are left to the engine's thread and all
+// else, since threads that spin on the whole of a cgroup's quota get the process throttled.
+constexpr int DefaultWorkers(int usable_cores) { return usable_cores > 3 ? usable_cores - 2 : 1; }
+
 // Engine thread. No two workers are promised to run at the same time, so a body must not wait for
 // another.
 class WorkerTeam {

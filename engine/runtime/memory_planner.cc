@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/attention/link_pump.h"
+#include "engine/attention/worker_team.h"
 #include "engine/base/cpu_features.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
@@ -86,7 +87,7 @@ class Planner {
   void FillDefaults() {
     EngineOptions& o = result_.options;
     const int cores = UsableCores();
-    if (o.cpu_workers == 0) o.cpu_workers = std::max(1, cores - 2);
+    if (o.cpu_workers == 0) o.cpu_workers = attention::DefaultWorkers(cores);
     if (o.device_threads == 0) o.device_threads = cores;
     if (o.prefill_chunk_tokens == 0) {
       o.prefill_chunk_tokens =

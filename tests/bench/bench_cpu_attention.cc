@@ -308,7 +308,8 @@ void Run(const Flags& flags, nlohmann::json& rows) {
                                           static_cast<int64_t>(step.memory().size()));
       }
       for (const int threads : flags.threads) {
-        const auto team = attention::WorkerTeam::Create(threads);
+        const int workers = threads > 0 ? threads : attention::DefaultWorkers(UsableCores());
+        const auto team = attention::WorkerTeam::Create(workers);
         for (const kernels::AttentionVariant& variant : kernels::AttentionVariants()) {
           if (variant.isa > DetectedCpuIsa() || !IsWanted(flags.isas, variant.name)) continue;
           for (LinkLoad* load : {static_cast<LinkLoad*>(nullptr), link.get()}) {
@@ -318,7 +319,7 @@ void Run(const Flags& flags, nlohmann::json& rows) {
             row["model"] = model.name;
             row["context_tokens"] = context;
             std::printf("%-17s %7ld tokens %2d threads %-10s %s %6.1f of %6.1f GB/s: %.2f\n",
-                        model.name.c_str(), static_cast<long>(context), threads,
+                        model.name.c_str(), static_cast<long>(context), workers,
                         std::string(variant.name).c_str(), load == nullptr ? "alone" : "link ",
                         row["gbps"].get<double>(), row["dram_read_gbps"].get<double>(),
                         row["of_read"].get<double>());
@@ -346,7 +347,7 @@ int main(int argc, char** argv) {
   app.add_option("--isa", flags.isas, "Variants to run; all that the processor offers by default");
   app.add_option("--model", flags.models, "Names of model shapes; all by default");
   app.add_option("--context", flags.contexts, "Tokens of the sequence");
-  app.add_option("--threads", flags.threads, "Numbers of workers");
+  app.add_option("--threads", flags.threads, "Numbers of workers; 0 is what the worker starts");
   app.add_option("--memory-mib", flags.memory_mib, "KV in all; far more than the caches hold");
   app.add_option("--pairs", flags.pairs, "Times that each of the two is measured");
   app.add_flag("--link", flags.link, "Also while copies over the link go on");

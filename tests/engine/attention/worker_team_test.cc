@@ -110,5 +110,11 @@ const TeamKind kKinds[] = {
 INSTANTIATE_TEST_SUITE_P(Kinds, WorkerTeamTest, ::testing::ValuesIn(kKinds),
                          [](const auto& info) { return info.param.name; });
 
+TEST(DefaultWorkers, TwoCoresAreLeftToTheRest) {
+  EXPECT_EQ(DefaultWorkers(16), 14);
+  EXPECT_EQ(DefaultWorkers(4), 2);  // A quota of 4 CPUs on a machine of 16
+  for (const int few : {1, 2, 3}) EXPECT_EQ(DefaultWorkers(few), 1);
+}
+
 }  // namespace
 }  // namespace writescope::attention
