@@ -172,7 +172,7 @@ absl::Status BenchRig::AddFilled(int batch, int64_t context, int64_t more_blocks
     }
     RETURN_IF_ERROR(cache().PollCommits(slot, /*wait=*/true));
   }
-  next_tokens_.assign(slots_.size(), 1);
+  ChooseTokens();
   return absl::OkStatus();
 }
 
@@ -207,9 +207,17 @@ absl::StatusOr<double> BenchRig::AddByPrefill(int batch, int64_t context) {
     slots_.push_back(slot);
     RETURN_IF_ERROR(Append(slot, context));
   }
-  next_tokens_.assign(slots_.size(), 1);
+  ChooseTokens();
   const double seconds = device::NowSeconds() - began_s;
   return static_cast<double>(batch) * static_cast<double>(context) / seconds;
+}
+
+void BenchRig::ChooseTokens() {
+  next_tokens_.resize(slots_.size());
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    next_tokens_[i] =
+        static_cast<TokenId>(int64_t{7919} * (static_cast<int64_t>(i) + 1) % config_.vocab_size);
+  }
 }
 
 void BenchRig::RemoveAll() {

@@ -82,6 +82,8 @@ class BenchRig {
  private:
   BenchRig() = default;
   absl::Status Append(int slot, int64_t num_tokens);
+  // Each sequence its own: a router sends equal ones to the same experts.
+  void ChooseTokens();
   absl::StatusOr<StepTiming> Step(size_t first, size_t count, const runtime::StepOptions& options,
                                   bool may_replay = true);
 
