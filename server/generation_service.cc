@@ -194,7 +194,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationServiceImpl::Generate(
                                              active_calls_);
   call->HoldUntilDone();
   GenerateCall* const reactor = call.get();
-  if (!pool_->Run([call] { call->Admit(); })) call->Refuse(TooManyWaiting());
+  if (!pool_->Run(request->Length(), [call] { call->Admit(); })) call->Refuse(TooManyWaiting());
   return reactor;
 }
 

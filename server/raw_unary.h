@@ -33,7 +33,7 @@ grpc::ServerUnaryReactor* AnswerUnary(grpc::CallbackServerContext* context,
   };
   if (pool == nullptr) {
     answer();
-  } else if (!pool->Run(answer)) {
+  } else if (!pool->Run(request->Length(), answer)) {
     reactor->Finish(ToGrpcStatus(runtime::WithReason(
         absl::ResourceExhaustedError("too many requests wait to be read"), "QUEUE_FULL")));
   }

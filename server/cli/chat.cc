@@ -88,6 +88,10 @@ class Conversation {
     request.set_add_bos(false);  // The template has it where it is wanted.
     FillSampling(flags_.sampling, &request);
     StreamingResult result = StreamAnswer(client_, request, {.report = flags_.report});
+    if (result.exit_code != kExitOk && result.exit_code != kExitInterrupted) {
+      messages_.pop_back();  // As if the line had not been said.
+      return result.exit_code;
+    }
     messages_.push_back({ChatRole::kAssistant, std::move(result.text)});
     return result.exit_code == kExitInterrupted ? kExitOk : result.exit_code;
   }
@@ -166,7 +170,10 @@ int RunChat(const ClientOptions& client, const ChatFlags& flags) {
     if (line.empty()) continue;
     if (!server::IsWholeUtf8(line)) return ReportLocalError("the line is not valid UTF-8");
     const int exit_code = conversation.Turn(line);
-    if (exit_code != kExitOk) return exit_code;
+    if (exit_code == kExitOk) continue;
+    if (!interactive) return exit_code;
+    // A person keeps the conversation: the context may be full, or the worker away for a while.
+    std::fputs("the line is left out of the conversation; /reset begins anew\n", stderr);
   }
   return kExitOk;
 }

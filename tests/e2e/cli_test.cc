@@ -173,6 +173,23 @@ TEST_F(CliTest, ChatMarksOnlyTheTemplateAsSpecial) {
   EXPECT_THAT(result.output, Not(HasSubstr("unread")));
 }
 
+TEST_F(CliTest, ChatWithAPersonGoesOnAfterAnError) {
+  Start({"--echo", std::string("--chat-template=") + kChatMl});
+  std::string command = CLIENT;
+  for (const std::string& argument : Arguments({"chat", "--temperature=-1"})) {
+    command += " " + argument;
+  }
+  const auto result = RunProgram("/bin/sh", {"-c", "exec script -qec \"$0\" /dev/null", command},
+                                 "first\nsecond\n/exit\n");
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->exit_code, 0) << result->output;
+  const size_t first = result->output.find("left out of the conversation");
+  ASSERT_NE(first, std::string::npos) << result->output;
+  EXPECT_NE(result->output.find("left out of the conversation", first + 1), std::string::npos);
+  const RunResult piped = Client({"chat", "--temperature=-1"}, "first\n");
+  EXPECT_EQ(piped.exit_code, 3) << piped.output;
+}
+
 TEST_F(CliTest, ChatRefusesWhatItDoesNotKnow) {
   Start();
   const RunResult none = Client({"chat"}, "hi\n");
