@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "grpc/health/v1/health.pb.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/security/server_credentials.h"
@@ -48,6 +49,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    // The library's health service has no description that reflection could give, so that grpcurl
+    // could not call it. Naming ours links it.
+    grpc::health::v1::HealthCheckRequest::descriptor();
   });
   grpc::ServerBuilder builder;
   SetArguments(options, &builder);

@@ -132,6 +132,11 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(service.FindMethodByName("Generate").output_type.full_name,
                          "writescope.v1.GenerateResponse")
         self.assertIn(CONTROL, ProtoReflectionDescriptorDatabase(self.control_channel).get_services())
+        # What is listed can be called by its description, as grpcurl does.
+        for channel in (self.channel, self.control_channel):
+            database = ProtoReflectionDescriptorDatabase(channel)
+            for name in database.get_services():
+                self.assertTrue(DescriptorPool(database).FindServiceByName(name).methods, name)
 
     def failure(self, call):
         """The error of a call and its google.rpc.ErrorInfo, as Python's own library reads it."""
