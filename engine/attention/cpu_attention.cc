@@ -17,7 +17,7 @@ constexpr int64_t kClaimBytes = 128 * kKiB;
 // While much is left a claim is larger: a worker then meets fewer sequences, each of which it has
 // to start and to merge.
 constexpr int64_t kMaxClaimBytes = 2 * kMiB;
-constexpr int64_t kClaimsPerWorker = 8;
+constexpr int64_t kClaimsPerWorker = 4;
 constexpr int kSpinsBeforeNap = 500;
 constexpr int64_t kPartValues = 256;  // Of a row's partials, merged under one lock
 
@@ -170,6 +170,7 @@ int64_t CpuAttention::AttendLayer(Worker& worker, StepContext& step, int layer) 
     if (!has_claim) {
       if (step.hook && !step.hook(Side::kCpu, layer)) return -1;
       if (!ClaimParts(step, layer, &worker.claim)) return blocks;
+      FetchFirst(step, layer, worker.claim.parts.front());
     }
     // The next claim is made before this one is done, so that its first bytes are on their way
     // meanwhile: without it a claim begins with as many misses as a core can have.
@@ -190,6 +191,11 @@ int64_t CpuAttention::AttendLayer(Worker& worker, StepContext& step, int layer) 
     has_claim = is_ahead;
   }
   return -1;
+}
+
+void CpuAttention::FetchFirst(const StepContext& step, int layer, const Run& part) const {
+  const std::byte* const at = step.blocks->region(part.region).Address(layer, part.first_index);
+  for (int64_t i = 0; i < options_.geometry.head_bytes(); i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
 void CpuAttention::Touch(Worker& worker, int row) {

@@ -77,6 +77,9 @@ class CpuAttention {
   // Claims shrink towards the end of a layer.
   int64_t SwingClaimBlocks(const MeetCursor& swing) const;
   bool HasPlenty(const StepContext& step, int layer) const;
+  // Asks at once for what a claim that was not made ahead begins with: the kernels fetch what comes
+  // after it.
+  void FetchFirst(const StepContext& step, int layer, const Run& part) const;
   // `next` is what the worker attends to afterwards, or null.
   void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
                   const Run* next);

@@ -54,6 +54,14 @@ WRITESCOPE_INLINE Vec PickLanes(Vec low, Vec high, std::integer_sequence<int, i.
   return __builtin_shufflevector(low, high, (2 * i + odd)...);
 }
 
+// A tile load takes its lines one after the other: they are brought from the second cache into the
+// first while the tile before is multiplied. 14 threads of Emerald Rapids, which read 155 GB/s,
+// attend at 144 with it and at 135 without (Qwen3's shape).
+WRITESCOPE_INLINE void FetchTile(const std::byte* at, int64_t row_bytes) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kPanelRows; ++i) __builtin_prefetch(at + i * row_bytes, 0, 3);
+}
+
 template <typename Tiles>
 class AmxKernel {
  public:
@@ -188,6 +196,9 @@ class AmxKernel {
   }
   template <int kSum>
   static void ScoreTile(const std::byte* k, int num_tiles, FetchedLines& fetched) {
+    for (int i = 0; i < num_tiles; ++i) {  // Of the 16 tokens after
+      FetchTile(k + (num_tiles + i) * kTileBytes, kLineBytes);
+    }
     Tiles::template Zero<kSum>();
     Tiles::template Load<6>(k, kLineBytes);
     Tiles::template AddProducts<kSum, 0, 6>();
@@ -280,6 +291,8 @@ class AmxKernel {
   template <int kSum>
   static void AddValueTile(const std::byte* v, int64_t row_bytes, int64_t half,
                            FetchedLines& fetched) {
+    FetchTile(v + kLineBytes, row_bytes);  // Of the 16 dims after
+    FetchTile(v + half + kLineBytes, row_bytes);
     Tiles::template Zero<kSum>();
     Tiles::template Load<4>(v, row_bytes);
     Tiles::template AddProducts<kSum, 6, 4>();
