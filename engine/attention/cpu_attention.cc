@@ -40,10 +40,12 @@ int64_t LseBytes(const CpuAttention::Options& o) {
 const kernels::AttentionVariant& CpuAttention::VariantFor(const KvGeometry& geometry, int num_heads,
                                                           kernels::AttentionProducts products) {
   // Up to this many rows the f32 kernels are no slower than those that round (bench_cpu_attention,
-  // group 4: 0.92 of reading and 0.90 on Zen 4; 92 GB/s and 87 with AMX on Emerald Rapids).
+  // group 4 at 64K tokens: 0.93 of reading and 0.88 on Zen 5), but for AMX (144 GB/s, and 134 with
+  // avx512, on Emerald Rapids).
   constexpr int kFewRows = 4;
+  const kernels::AttentionVariant& fastest = kernels::ActiveAttentionVariant(products);
   const bool is_few = !geometry.value_in_key && num_heads / geometry.num_kv_heads <= kFewRows;
-  return kernels::ActiveAttentionVariant(is_few ? kernels::AttentionProducts::kF32 : products);
+  return is_few && fastest.isa != CpuIsa::kAmx ? kernels::ActiveAttentionVariant() : fastest;
 }
 
 int64_t CpuAttention::HostBytes(const Options& options) {
