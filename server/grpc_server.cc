@@ -1,12 +1,19 @@
 #include "server/grpc_server.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "grpc/health/v1/health.pb.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -41,6 +48,22 @@ void SetArguments(const GrpcServerOptions& options, grpc::ServerBuilder* builder
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 
+// Whether a process listens on unix:path now. gRPC would take the path from it without a word, and
+// whichever of the two ends first would remove it from under the other.
+bool IsTaken(absl::string_view listen) {
+  if (!absl::ConsumePrefix(&listen, "unix:")) return false;
+  absl::ConsumePrefix(&listen, "//");
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (listen.size() >= sizeof(address.sun_path)) return false;  // gRPC refuses it.
+  listen.copy(address.sun_path, listen.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const bool taken = connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  return taken;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(
@@ -53,6 +76,10 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(
     // could not call it. Naming ours links it.
     grpc::health::v1::HealthCheckRequest::descriptor();
   });
+  if (IsTaken(options.listen)) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", options.listen, ": another process does"));
+  }
   grpc::ServerBuilder builder;
   SetArguments(options, &builder);
   int port = 0;

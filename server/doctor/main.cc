@@ -1,11 +1,15 @@
 // writescope-doctor: measures this machine and says how to start a worker on it. `writescope
 // doctor` runs it.
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "engine/base/command_line.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/roofline/machine_profile.h"
@@ -60,6 +64,7 @@ absl::Status Run(const Flags& flags) {
   if (flags.profile.empty()) return absl::OkStatus();
   std::ofstream out(flags.profile);
   out << roofline::MachineProfileToJson(diagnosis.profile) << "\n";
+  out.close();  // What is still buffered may be what does not fit the disk.
   if (!out) return absl::InternalError(absl::StrCat("cannot write ", flags.profile));
   std::printf("and --machine-profile=%s\n", flags.profile.c_str());
   return absl::OkStatus();
@@ -75,7 +80,15 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"qwen3", "mixtral", "deepseek-v2-lite"}));
   app.add_option("--link-gbps", flags.link_gbps, "CPU device: pace of its simulated link");
   app.add_option("--write-profile", flags.profile, "Writes the measured machine profile there");
-  CLI11_PARSE(app, argc, argv);
+  // CLI11 throws for errors and for --help alike.
+  try {
+    std::vector<std::string> arguments = WithEmptyValues({argv + 1, argv + argc});
+    std::reverse(arguments.begin(), arguments.end());  // The order that this overload wants.
+    app.parse(std::move(arguments));
+  } catch (const CLI::ParseError& error) {
+    constexpr int kExitUsage = 2;
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
   const absl::Status status = Run(flags);
   if (status.ok()) return 0;
   std::fprintf(stderr, "writescope doctor: %s\n", std::string(status.message()).c_str());

@@ -109,6 +109,15 @@ TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   EXPECT_THAT(version->output, HasSubstr("writescope "));
 }
 
+TEST_F(CliTest, DoctorsWrongFlagsExitAsAllOthersDo) {
+  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
+           {"doctor", "--no-such-flag"}, {"doctor", "--device=tpu"}, {"doctor", "--shape="}}) {
+    const auto result = RunProgram(CLIENT, wrong);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->exit_code, 2) << wrong.back() << result->output;
+  }
+}
+
 TEST_F(CliTest, CtrlCCancelsTheRequest) {
   Start();
   auto client = ChildProcess::Start(CLIENT, Arguments({"generate", "x", "-n", "100000"}));
