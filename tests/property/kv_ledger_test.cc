@@ -89,8 +89,9 @@ class LedgerModel {
     const int previous = held_.empty() ? -1 : Any(held_)->first;
     bool room = false;
     for (const int64_t available : table_.Fill().available) room |= available > 0;
-    const int id = table_.Allocate({.device_quota = {.blocks = static_cast<int64_t>(random_() % 2)}},
-                                   random_() % 2 == 0 ? -1 : previous);
+    const int id =
+        table_.Allocate({.device_quota = {.blocks = static_cast<int64_t>(random_() % 2)}},
+                        random_() % 2 == 0 ? -1 : previous);
     ASSERT_EQ(id >= 0, room) << "a block was refused though there was room";
     if (id < 0) return;
     ASSERT_EQ(held_.count(id), 0u);
