@@ -29,10 +29,16 @@ std::string Mebibytes(int64_t bytes) {
   return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB));
 }
 
+// Rounded up: a byte too few is not 0.0 MiB.
+std::string MebibytesAtMost(int64_t bytes) {
+  return absl::StrFormat(
+      "%.1f MiB", std::ceil(10 * static_cast<double>(bytes) / static_cast<double>(kMiB)) / 10);
+}
+
 absl::Status TooSmall(const MemoryPlan& plan, int64_t missing_bytes) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "a device budget of ", Mebibytes(plan.device_budget_bytes), " is too small by ",
-      Mebibytes(missing_bytes), ":\n", plan.ToString(),
+      MebibytesAtMost(missing_bytes), ":\n", plan.ToString(),
       "Raise --vram-budget, or lower --prefill-chunk, --max-sequences or --ring-size."));
 }
 

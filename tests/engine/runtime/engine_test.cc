@@ -277,6 +277,25 @@ TEST(EngineTest, RefusesWhatMakesNoSense) {
   }
 }
 
+TEST(EngineTest, ABudgetOneByteShortSaysHowMuchIsMissing) {
+  EngineOptions options = DemoOptions();
+  options.ring_bytes = 4 << 20;
+  options.vram_budget_bytes = 64 << 20;
+  const auto plan = Engine::Plan(options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  options.vram_budget_bytes = 0;
+  for (const MemoryPlan::Item& item : plan->items) {
+    if (item.on_device && item.name != "KV region device") {
+      options.vram_budget_bytes += item.size_bytes;
+    }
+  }
+  EXPECT_TRUE(Engine::Plan(options).ok());
+  --options.vram_budget_bytes;
+  const absl::Status status = Engine::Plan(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("too small by 0.1 MiB"), absl::string_view::npos) << status;
+}
+
 TEST(EngineTest, AnIdInFlightIsRefusedAndFreeAfterwards) {
   const auto engine = MakeEngine(DemoOptions());
   GenerateRequest request = TextRequest("The whale was", 2000);
