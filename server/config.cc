@@ -74,9 +74,8 @@ void AddModelOptions(CLI::App& app, Flags& flags) {
   app.add_option("--load-format", flags.load_format,
                  "checkpoint, or dummy: seeded random weights of the shapes in config.json")
       ->group("Model");
-  app.add_option(
-         "--weights", flags.weights,
-         "bf16 (as in the checkpoint), or int4: routed experts are quantised on load (CUDA)")
+  app.add_option("--weights", flags.weights,
+                 "bf16 (as in the checkpoint), or int4: routed experts are quantised on load")
       ->group("Model");
   app.add_option("--compute-dtype", flags.compute_dtype,
                  "auto, f32 or bf16 (CUDA); auto: bf16 on CUDA, f32 on the CPU device")

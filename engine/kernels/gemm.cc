@@ -62,9 +62,15 @@ void Sgemm(int64_t m, int64_t n, int64_t k, const float* x, int64_t x_stride, co
               accumulate ? 1.0f : 0.0f, y, static_cast<blasint>(y_stride));
 }
 
-void WidenRow(const std::byte* from, int64_t count, float* to) {
-  const uint16_t* bits = reinterpret_cast<const uint16_t*>(from);
-  for (int64_t i = 0; i < count; ++i) to[i] = Bf16ToFloat(bits[i]);
+// Columns first to first + cols of row `row` of W, as floats.
+void WidenRow(const GemmArgs& args, int64_t row, int64_t first, int64_t cols, float* to) {
+  const std::byte* from = args.w + row * GemmRowBytes(args.type, args.k);
+  if (args.type == GemmWeights::kInt4) {
+    WidenInt4Row(from, first, cols, to);
+    return;
+  }
+  const uint16_t* bits = reinterpret_cast<const uint16_t*>(from) + first;
+  for (int64_t i = 0; i < cols; ++i) to[i] = Bf16ToFloat(bits[i]);
 }
 
 // Whether every caller gets the same product when several call at once.
@@ -93,22 +99,34 @@ bool SurvivesConcurrentCalls() {
 
 void GemmPanel(const GemmArgs& args, float* scratch) {
   DCHECK(args.n <= kGemmPanelRows);
-  if (args.num_rows <= kSmallGemmRows) {
+  const bool small = args.num_rows <= kSmallGemmRows;
+  if (small && args.type != GemmWeights::kInt4) {
     ActiveSmallGemmVariant().run(args);
     return;
   }
-  if (!args.w_is_bf16) {
+  if (args.type == GemmWeights::kF32) {
     Sgemm(args.num_rows, args.n, args.k, args.x, args.x_stride,
           reinterpret_cast<const float*>(args.w), args.k, args.accumulate, args.y, args.y_stride);
     return;
   }
+  static_assert(kGemmBlockCols % kInt4GroupCols == 0);
   for (int64_t first = 0; first < args.k; first += kGemmBlockCols) {
     const int64_t cols = std::min(kGemmBlockCols, args.k - first);
     for (int64_t row = 0; row < args.n; ++row) {
-      WidenRow(args.w + (row * args.k + first) * 2, cols, scratch + row * cols);
+      WidenRow(args, row, first, cols, scratch + row * cols);
     }
-    Sgemm(args.num_rows, args.n, cols, args.x + first, args.x_stride, scratch, cols,
-          args.accumulate || first > 0, args.y, args.y_stride);
+    GemmArgs block = args;
+    block.k = cols;
+    block.x += first;
+    block.w = reinterpret_cast<const std::byte*>(scratch);
+    block.type = GemmWeights::kF32;
+    block.accumulate = args.accumulate || first > 0;
+    if (small) {
+      ActiveSmallGemmVariant().run(block);
+    } else {
+      Sgemm(block.num_rows, block.n, cols, block.x, block.x_stride, scratch, cols, block.accumulate,
+            block.y, block.y_stride);
+    }
   }
 }
 

@@ -81,7 +81,7 @@ inline void AllDots(const GemmArgs& args) {
 }
 
 inline void SmallGemmVec(const GemmArgs& args) {
-  if (args.w_is_bf16) {
+  if (args.type == GemmWeights::kBf16) {
     AllDots<uint16_t>(args);
   } else {
     AllDots<float>(args);

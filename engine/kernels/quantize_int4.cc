@@ -37,23 +37,20 @@ void QuantizeInt4(int64_t rows, int64_t cols, const float* w, std::byte* to) {
   std::fill_n(to, Int4Bytes(rows, cols), std::byte{0});
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t group = 0; group < groups; ++group) {
-      float max_abs = 0;
+      float least = 0, most = 0;
       const int64_t end = std::min(cols, (group + 1) * kInt4GroupCols);
       for (int64_t col = group * kInt4GroupCols; col < end; ++col) {
-        max_abs = std::fmax(max_abs, std::fabs(w[row * cols + col]));
+        least = std::fmin(least, w[row * cols + col]);
+        most = std::fmax(most, w[row * cols + col]);
       }
       const int64_t block = row / kInt4TileRows * groups + group;
       scales[block * kInt4TileRows + Int4ScaleIndex(static_cast<int>(row % kInt4TileRows))] =
-          FloatToBf16(max_abs / kInt4Max);
+          FloatToBf16(Int4Scale(least, most));
     }
   }
   ForEachNibble(rows, cols, [&](int64_t word, int nibble, int64_t row, int64_t col, int64_t at) {
-    int q = 0;
-    const float scale = Bf16ToFloat(scales[at]);
-    if (row < rows && col < cols && scale != 0) {
-      const float rounded = std::nearbyint(w[row * cols + col] / scale);
-      q = static_cast<int>(std::clamp<float>(rounded, -kInt4Max, kInt4Max));
-    }
+    const bool inside = row < rows && col < cols;
+    const int q = inside ? Int4Quant(w[row * cols + col], Bf16ToFloat(scales[at])) : 0;
     words[word] |= static_cast<uint32_t>(q + kInt4Bias) << (4 * nibble);
   });
 }

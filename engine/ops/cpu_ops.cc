@@ -10,6 +10,7 @@
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
 #include "engine/kernels/elementwise.h"
+#include "engine/kernels/int4_rows.h"
 #include "engine/kernels/random_weight.h"
 #include "engine/ops/cpu_ops_impl.h"
 
@@ -22,22 +23,21 @@ constexpr int64_t kFloatsPerLine = 16;  // A cache line; arrays begin on one.
 
 int64_t WeightBytes(WeightType type) { return type == WeightType::kBf16 ? 2 : 4; }
 
-// LoadMatrix refuses kInt4, so its size is nobody's.
-int64_t MatrixBytesOnCpu(WeightType source, WeightFormat, int64_t rows, int64_t cols) {
-  return RoundUp(rows * cols * WeightBytes(source), 64);
+int64_t RowBytes(WeightType source, WeightFormat format, int64_t cols) {
+  return format == WeightFormat::kInt4 ? kernels::Int4RowBytes(cols) : cols * WeightBytes(source);
 }
 
-absl::Status CheckMatrix(WeightType source, WeightFormat format, int64_t rows, int64_t cols) {
+int64_t MatrixBytesOnCpu(WeightType source, WeightFormat format, int64_t rows, int64_t cols) {
+  return RoundUp(rows * RowBytes(source, format, cols), 64);
+}
+
+absl::Status CheckMatrix(WeightType source, int64_t rows, int64_t cols) {
   if (rows < 1 || cols < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("a matrix of ", rows, " rows and ", cols, " columns"));
   }
   if (source == WeightType::kInt4) {
     return absl::InvalidArgumentError("the source of a matrix is float32 or bfloat16");
-  }
-  if (format == WeightFormat::kInt4) {
-    return absl::UnimplementedError(
-        "the CPU device has no 4-bit matrices; load the weights in their own format");
   }
   return absl::OkStatus();
 }
@@ -102,26 +102,50 @@ OpsFootprint CpuOpsFootprint() {
 
 absl::StatusOr<Matrix> CpuOps::LoadMatrix(std::byte* to, WeightType source, WeightFormat format,
                                           int64_t rows, int64_t cols, const std::byte* from) {
-  RETURN_IF_ERROR(CheckMatrix(source, format, rows, cols));
+  RETURN_IF_ERROR(CheckMatrix(source, rows, cols));
   // The device's memory is host memory, and nothing on the queue uses a matrix that is not there
   // yet.
-  std::memcpy(to, from, static_cast<size_t>(rows * cols * WeightBytes(source)));
-  return Matrix{.data = to, .type = source, .rows = rows, .cols = cols};
+  const int64_t row_bytes = cols * WeightBytes(source);
+  if (format == WeightFormat::kSource) {
+    std::memcpy(to, from, static_cast<size_t>(rows * row_bytes));
+    return Matrix{.data = to, .type = source, .rows = rows, .cols = cols};
+  }
+  std::vector<float> values(cols);
+  for (int64_t row = 0; row < rows; ++row) {
+    if (source == WeightType::kBf16) {
+      kernels::Bf16ToFloats(cols, from + row * row_bytes, values.data());
+    } else {
+      std::memcpy(values.data(), from + row * row_bytes, static_cast<size_t>(row_bytes));
+    }
+    kernels::QuantizeInt4Row(cols, values.data(), to + row * kernels::Int4RowBytes(cols));
+  }
+  return Matrix{.data = to, .type = WeightType::kInt4, .rows = rows, .cols = cols};
 }
 
 absl::StatusOr<Matrix> CpuOps::RandomMatrix(std::byte* to, WeightType source, WeightFormat format,
                                             int64_t rows, int64_t cols, float sigma,
                                             uint64_t seed) {
-  RETURN_IF_ERROR(CheckMatrix(source, format, rows, cols));
-  for (int64_t i = 0; i < rows * cols; ++i) {
-    const float value = kernels::RandomWeight(seed, static_cast<uint64_t>(i), sigma);
-    if (source == WeightType::kBf16) {
-      reinterpret_cast<uint16_t*>(to)[i] = FloatToBf16(value);
-    } else {
-      reinterpret_cast<float*>(to)[i] = value;
+  RETURN_IF_ERROR(CheckMatrix(source, rows, cols));
+  // Row by row through LoadMatrix, so that the values are those of a checkpoint of this source.
+  const int64_t row_bytes = RowBytes(source, format, cols);
+  std::vector<float> values(cols);
+  std::vector<uint16_t> halves(cols);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < cols; ++col) {
+      const auto at = static_cast<uint64_t>(row * cols + col);
+      values[col] = kernels::RandomWeight(seed, at, sigma);
+      halves[col] = FloatToBf16(values[col]);
     }
+    const void* from = source == WeightType::kBf16 ? static_cast<const void*>(halves.data())
+                                                   : static_cast<const void*>(values.data());
+    RETURN_IF_ERROR(LoadMatrix(to + row * row_bytes, source, format, 1, cols,
+                               static_cast<const std::byte*>(from))
+                        .status());
   }
-  return Matrix{.data = to, .type = source, .rows = rows, .cols = cols};
+  return Matrix{.data = to,
+                .type = format == WeightFormat::kInt4 ? WeightType::kInt4 : source,
+                .rows = rows,
+                .cols = cols};
 }
 
 absl::StatusOr<const float*> CpuOps::LoadVector(std::byte* to, int64_t count, const float* from) {

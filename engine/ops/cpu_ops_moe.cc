@@ -24,23 +24,35 @@ void AppendParts(int index, int64_t num_rows, int64_t num_cols, std::vector<Part
   }
 }
 
+kernels::GemmWeights GemmType(const Matrix& w) {
+  switch (w.type) {
+    case WeightType::kF32:
+      return kernels::GemmWeights::kF32;
+    case WeightType::kBf16:
+      return kernels::GemmWeights::kBf16;
+    case WeightType::kInt4:
+      return kernels::GemmWeights::kInt4;
+  }
+  CHECK(false) << "weight type " << static_cast<int>(w.type);
+}
+
 double ProductUs(int64_t num_rows, const Matrix& w) {
   const double elements = static_cast<double>(w.rows) * static_cast<double>(w.cols);
-  const double bytes = elements * (w.type == WeightType::kBf16 ? 2 : 4);
+  const double bytes = static_cast<double>(w.rows * kernels::GemmRowBytes(GemmType(w), w.cols));
   return std::max(bytes / kBytesPerUs, 2 * elements * static_cast<double>(num_rows) / kFlopsPerUs);
 }
 
 // The panel of `w` that begins at row `col`, for `num_rows` rows.
 kernels::GemmArgs PanelArgs(const Matrix& w, int64_t col, int64_t num_rows, const float* x,
                             int64_t x_stride, float* y, int64_t y_stride, bool accumulate) {
-  const bool is_bf16 = w.type == WeightType::kBf16;
+  const kernels::GemmWeights type = GemmType(w);
   return {.num_rows = num_rows,
           .n = std::min(kItemCols, w.rows - col),
           .k = w.cols,
           .x = x,
           .x_stride = x_stride,
-          .w = w.data + col * w.cols * (is_bf16 ? 2 : 4),
-          .w_is_bf16 = is_bf16,
+          .w = w.data + col * kernels::GemmRowBytes(type, w.cols),
+          .type = type,
           .y = y,
           .y_stride = y_stride,
           .accumulate = accumulate};

@@ -41,10 +41,6 @@ device::FlagWaits FlagWaitsOf(const EngineOptions& options) {
 
 absl::Status CheckAccelerator(const EngineOptions& options) {
   if (options.device == DeviceKind::kCpu) {
-    if (options.weights == WeightsFormat::kInt4) {
-      return absl::UnimplementedError(
-          "int4 weights on the CPU device; use bf16 weights there, or --device=cuda");
-    }
     if (options.compute_dtype == ComputeDtype::kBf16) {
       return absl::UnimplementedError(
           "the CPU device computes in float32; bf16 needs --device=cuda");

@@ -161,12 +161,12 @@ void AttendAgainstRead(benchmark::State& state, const AttentionVariant& variant,
 
 struct GemmCase {
   int64_t num_rows, k;
-  bool w_is_bf16;
+  GemmWeights type;
 };
 
 // One panel of 128 rows of W.
 void Gemm(benchmark::State& state, const GemmCase& c) {
-  const Memory w(kGemmPanelRows * c.k * (c.w_is_bf16 ? 2 : 4));
+  const Memory w(kGemmPanelRows * GemmRowBytes(c.type, c.k));
   const std::vector<float> x(c.num_rows * c.k, 0.5f);
   std::vector<float> y(c.num_rows * kGemmPanelRows), scratch(kGemmScratchFloats);
   for (auto _ : state) {
@@ -176,7 +176,7 @@ void Gemm(benchmark::State& state, const GemmCase& c) {
                .x = x.data(),
                .x_stride = c.k,
                .w = w.data(),
-               .w_is_bf16 = c.w_is_bf16,
+               .type = c.type,
                .y = y.data(),
                .y_stride = kGemmPanelRows,
                .accumulate = false},
@@ -221,13 +221,15 @@ void Register() {
     }
   }
   for (const int64_t num_rows : {1, 4, 8, 9, 16, 32, 64, 256}) {
-    for (const bool w_is_bf16 : {true, false}) {
-      const std::string name =
-          std::string("Gemm/") + (w_is_bf16 ? "bf16/" : "f32/") + std::to_string(num_rows);
-      benchmark::RegisterBenchmark(name.c_str(), Gemm, GemmCase{num_rows, 2048, w_is_bf16});
+    for (const auto& [type, type_name] : {std::pair{GemmWeights::kBf16, "bf16/"},
+                                          {GemmWeights::kF32, "f32/"},
+                                          {GemmWeights::kInt4, "int4/"}}) {
+      const std::string name = std::string("Gemm/") + type_name + std::to_string(num_rows);
+      benchmark::RegisterBenchmark(name.c_str(), Gemm, GemmCase{num_rows, 2048, type});
     }
   }
-  benchmark::RegisterBenchmark("Gemm/Tiny", Gemm, GemmCase{9, 64, true})->Iterations(3);
+  benchmark::RegisterBenchmark("Gemm/Tiny", Gemm, GemmCase{9, 64, GemmWeights::kBf16})
+      ->Iterations(3);
 }
 
 }  // namespace

@@ -23,7 +23,8 @@ absl::StatusOr<std::unique_ptr<TinyModel>> TinyModel::Load(const TinyModelOption
   ASSIGN_OR_RETURN(
       tiny->ops,
       runtime::CreateOps(*tiny->device, model::OpsLimitsOf(tiny->config, max_tokens), engine));
-  ASSIGN_OR_RETURN(tiny->weights, model::DeviceWeights::Upload(tiny->config, weights, *tiny->ops));
+  ASSIGN_OR_RETURN(tiny->weights, model::DeviceWeights::Upload(tiny->config, weights, *tiny->ops,
+                                                               options.experts));
   runtime::ModelRunner::Options runner;
   runner.kv_dtype = options.kv_dtype;
   runner.max_sequences = options.max_sequences;

@@ -20,6 +20,7 @@ namespace writescope::testing {
 struct TinyModelOptions {
   std::string dir;
   KvDtype kv_dtype = KvDtype::kF32;
+  ops::WeightFormat experts = ops::WeightFormat::kSource;
   int prefill_chunk = 2048;
   int max_sequences = 4;
   std::array<int64_t, kvcache::kNumRegions> blocks{};  // device, stream, swing, host

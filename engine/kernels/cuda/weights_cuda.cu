@@ -47,21 +47,24 @@ __global__ void Int4ScalesKernel(const From* from, int64_t chunk_rows, int64_t c
   const int64_t count = Int4RowTiles(chunk_rows) * kInt4TileRows * groups;
   for (int64_t i = FirstItem() / 32; i < count; i += ItemStride() / 32) {
     const int64_t row = i / groups, group = i % groups;
-    float max_abs = 0;
+    float least = 0, most = 0;
     for (int j = threadIdx.x % 32; j < kInt4GroupCols; j += 32) {
       const int64_t col = group * kInt4GroupCols + j;
       if (row < chunk_rows && col < cols) {
-        max_abs = fmaxf(max_abs, fabsf(ToFloat(from[row * cols + col])));
+        const float value = ToFloat(from[row * cols + col]);
+        least = fminf(least, value);
+        most = fmaxf(most, value);
       }
     }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
-      max_abs = fmaxf(max_abs, __shfl_xor_sync(0xffffffffu, max_abs, offset));
+      least = fminf(least, __shfl_xor_sync(0xffffffffu, least, offset));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
     }
     if (threadIdx.x % 32 == 0) {
       const int64_t block = row / kInt4TileRows * groups + group;
       scales[block * kInt4TileRows + Int4ScaleIndex(row % kInt4TileRows)] =
-          __float2bfloat16_rn(max_abs / kInt4Max);
+          __float2bfloat16_rn(Int4Scale(least, most));
     }
   }
 }
@@ -84,7 +87,7 @@ __global__ void Int4QuantsKernel(const From* from, int64_t chunk_rows, int64_t c
       int q = 0;
       if (row < chunk_rows && col < cols && scale != 0) {
         const float rounded = rintf(ToFloat(from[row * cols + col]) / scale);
-        q = static_cast<int>(fminf(fmaxf(rounded, -kInt4Max), kInt4Max));
+        q = static_cast<int>(fminf(fmaxf(rounded, kInt4Min), kInt4Max));
       }
       bits |= static_cast<uint32_t>(q + kInt4Bias) << (4 * nibble);
     }

@@ -15,22 +15,28 @@ namespace {
 
 // x, W and y of one product, rows of x and y apart from each other.
 struct Problem {
-  Problem(int64_t num_rows, int64_t n, int64_t k, bool w_is_bf16, bool accumulate,
+  Problem(int64_t num_rows, int64_t n, int64_t k, GemmWeights type, bool accumulate,
           std::mt19937_64& rng)
       : x_stride(k + 3), y_stride(n + 5) {
     std::normal_distribution<float> normal;
     x.resize(num_rows * x_stride);
     y.resize(num_rows * y_stride);
-    w.resize(n * k * (w_is_bf16 ? 2 : 4));
+    w.resize(n * GemmRowBytes(type, k));
     for (float& value : x) value = normal(rng);
     for (float& value : y) value = normal(rng);
-    for (int64_t i = 0; i < n * k; ++i) {
-      const float value = normal(rng);
-      const uint16_t half = FloatToBf16(value);
-      if (w_is_bf16) {
-        std::memcpy(&w[2 * i], &half, 2);
+    std::vector<float> row(k);
+    for (int64_t r = 0; r < n; ++r) {
+      for (float& value : row) value = normal(rng);
+      std::byte* to = w.data() + r * GemmRowBytes(type, k);
+      if (type == GemmWeights::kInt4) {
+        QuantizeInt4Row(k, row.data(), to);
+      } else if (type == GemmWeights::kF32) {
+        std::memcpy(to, row.data(), k * sizeof(float));
       } else {
-        std::memcpy(&w[4 * i], &value, 4);
+        for (int64_t i = 0; i < k; ++i) {
+          const uint16_t half = FloatToBf16(row[i]);
+          std::memcpy(to + 2 * i, &half, 2);
+        }
       }
     }
     args = {.num_rows = num_rows,
@@ -39,7 +45,7 @@ struct Problem {
             .x = x.data(),
             .x_stride = x_stride,
             .w = w.data(),
-            .w_is_bf16 = w_is_bf16,
+            .type = type,
             .y = y.data(),
             .y_stride = y_stride,
             .accumulate = accumulate};
@@ -78,8 +84,8 @@ TEST_P(SmallGemmTest, MatchesTheTwin) {
   for (const int64_t num_rows : {0, 1, 2, 3, 4, 5, 7, 8, 33}) {
     for (const int64_t n : {1, 3, 4, 6, 128}) {
       for (const int64_t k : {1, 15, 16, 17, 24, 32, 96, 333}) {
-        for (const bool w_is_bf16 : {false, true}) {
-          Problem problem(num_rows, n, k, w_is_bf16, (num_rows + n + k) % 2 == 0, rng);
+        for (const GemmWeights type : {GemmWeights::kF32, GemmWeights::kBf16}) {
+          Problem problem(num_rows, n, k, type, (num_rows + n + k) % 2 == 0, rng);
           ExpectLikeTheTwin(problem, GetParam().run);
         }
       }
@@ -90,8 +96,8 @@ TEST_P(SmallGemmTest, MatchesTheTwin) {
 TEST_P(SmallGemmTest, ARowDoesNotDependOnItsCompany) {
   if (GetParam().isa > DetectedCpuIsa()) GTEST_SKIP() << GetParam().name << ": not on this CPU";
   std::mt19937_64 rng(testing_support::TestSeed());
-  for (const bool w_is_bf16 : {false, true}) {
-    Problem problem(7, 13, 101, w_is_bf16, false, rng);
+  for (const GemmWeights type : {GemmWeights::kF32, GemmWeights::kBf16}) {
+    Problem problem(7, 13, 101, type, false, rng);
     GetParam().run(problem.args);
     const std::vector<float> together = problem.y;
     for (int64_t row = 0; row < 7; ++row) {
@@ -100,7 +106,7 @@ TEST_P(SmallGemmTest, ARowDoesNotDependOnItsCompany) {
         alone.num_rows = 1;
         alone.n = 1;
         alone.x += row * problem.x_stride;
-        alone.w += n * 101 * (w_is_bf16 ? 2 : 4);
+        alone.w += n * GemmRowBytes(type, 101);
         float y = 0;
         alone.y = &y;
         GetParam().run(alone);
@@ -121,9 +127,9 @@ TEST(GemmPanel, MatchesTheTwinOnBothPaths) {
        {int64_t{0}, int64_t{1}, kSmallGemmRows, kSmallGemmRows + 1, int64_t{130}}) {
     for (const auto& [n, k] :
          {std::pair<int64_t, int64_t>{1, 40}, {37, 129}, {128, 1024}, {128, 1025}, {5, 2100}}) {
-      for (const bool w_is_bf16 : {false, true}) {
+      for (const GemmWeights type : {GemmWeights::kF32, GemmWeights::kBf16, GemmWeights::kInt4}) {
         for (const bool accumulate : {false, true}) {
-          Problem problem(num_rows, n, k, w_is_bf16, accumulate, rng);
+          Problem problem(num_rows, n, k, type, accumulate, rng);
           ExpectLikeTheTwin(problem,
                             [&](const GemmArgs& args) { GemmPanel(args, scratch.data()); });
         }
@@ -136,7 +142,7 @@ TEST(GemmPanel, OverwritesWhatIsNotANumber) {
   std::mt19937_64 rng(testing_support::TestSeed());
   std::vector<float> scratch(kGemmScratchFloats);
   for (const int64_t num_rows : {int64_t{3}, kSmallGemmRows + 1}) {
-    Problem problem(num_rows, 16, 64, true, false, rng);
+    Problem problem(num_rows, 16, 64, GemmWeights::kBf16, false, rng);
     for (float& value : problem.y) value = NAN;
     GemmPanel(problem.args, scratch.data());
     for (int64_t row = 0; row < num_rows; ++row) {

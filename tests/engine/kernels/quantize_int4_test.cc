@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/base/bf16.h"
+#include "engine/kernels/int4_rows.h"
 #include "tests/support/seed.h"
 
 namespace writescope::kernels {
@@ -66,9 +67,12 @@ TEST(QuantizeInt4, IsWithinHalfAStep) {
         for (int64_t c = first; c < last; ++c) {
           max_abs = std::max(max_abs, std::abs(w[row * cols + c]));
         }
-        // Half a step, and the scale's own rounding at the ends.
-        const double bound = max_abs / 7 * (0.5 + 7.0 / 256);
+        // Half a step, the scale's own rounding at the ends, and half a step more at the end that
+        // has no -8.
+        const double step = max_abs / 8;
         for (int64_t c = first; c < last; ++c) {
+          const double bound =
+              step * (std::abs(w[row * cols + c]) > 7 * step ? 1.05 : 0.5 + 8.0 / 256);
           ASSERT_NEAR(got[row * cols + c], w[row * cols + c], bound) << row << ", " << c;
         }
       }
@@ -82,14 +86,38 @@ TEST(QuantizeInt4, KeepsWhatItCanRepresent) {
   std::vector<float> w(kRows * kCols);
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t col = 0; col < kCols; ++col) {
-      const float scale = std::ldexp(1.0f + static_cast<float>(row % 16) / 16,
-                                     static_cast<int>(col / kInt4GroupCols) - 3);
-      const int64_t q = (col % kInt4GroupCols == 0) ? 7 : (col * 5 + row * 3) % 15 - 7;
+      const float sign = row % 2 == 0 ? 1 : -1;
+      const float scale = sign * std::ldexp(1.0f + static_cast<float>(row % 16) / 16,
+                                            static_cast<int>(col / kInt4GroupCols) - 3);
+      const int64_t q = (col % kInt4GroupCols == 0) ? -8 : (col * 5 + row * 3) % 16 - 8;
       w[row * kCols + col] = scale * static_cast<float>(q);
     }
   }
   const std::vector<double> got = RoundTrip(kRows, kCols, w);
   for (size_t i = 0; i < w.size(); ++i) ASSERT_EQ(got[i], w[i]) << i;
+}
+
+// The two layouts hold the same values, to the bit; parts of a row too.
+TEST(Int4Rows, HoldTheValuesOfTheTiles) {
+  std::mt19937_64 rng(testing_support::TestSeed());
+  std::normal_distribution<float> normal(0, 0.05f);
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {3, 64}, {16, 128}, {17, 129}, {5, 300}, {33, 1000}}) {
+    std::vector<float> w(rows * cols);
+    for (float& value : w) value = normal(rng);
+    const std::vector<double> want = RoundTrip(rows, cols, w);
+    std::vector<std::byte> packed(Int4RowBytes(cols));
+    for (int64_t row = 0; row < rows; ++row) {
+      QuantizeInt4Row(cols, w.data() + row * cols, packed.data());
+      for (int64_t first = 0; first < cols; first += kInt4GroupCols) {
+        std::vector<float> got(cols - first, NAN);
+        WidenInt4Row(packed.data(), first, cols - first, got.data());
+        for (int64_t col = first; col < cols; ++col) {
+          ASSERT_EQ(got[col - first], want[row * cols + col]) << row << ", " << col;
+        }
+      }
+    }
+  }
 }
 
 TEST(QuantizeInt4, GroupsOfZerosAndOfTinyValuesStayFinite) {

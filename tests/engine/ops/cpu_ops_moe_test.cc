@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "engine/kernels/elementwise.h"
+#include "engine/kernels/quantize_int4.h"
 #include "engine/kernels/router.h"
 #include "tests/engine/ops/ops_rig.h"
 #include "tests/support/seed.h"
@@ -22,9 +24,20 @@ struct HostMlp {
         up(Bf16Values(int64_t{width} * hidden, 1 / std::sqrt(static_cast<float>(hidden)), rng)),
         down(Bf16Values(int64_t{width} * hidden, 1 / std::sqrt(static_cast<float>(width)), rng)) {}
 
-  MlpWeights Load(OpsRig& rig, WeightType type) const {
-    return {rig.Load(gate, width, hidden, type), rig.Load(up, width, hidden, type),
-            rig.Load(down, hidden, width, type)};
+  MlpWeights Load(OpsRig& rig, WeightType type, WeightFormat format = WeightFormat::kSource) const {
+    return {rig.Load(gate, width, hidden, type, format), rig.Load(up, width, hidden, type, format),
+            rig.Load(down, hidden, width, type, format)};
+  }
+  // Afterwards 4 bits hold the weights exactly: the largest of a group is 8 scales.
+  void RoundToInt4() {
+    for (auto [w, rows, cols] : {std::tuple(&gate, width, hidden), std::tuple(&up, width, hidden),
+                                 std::tuple(&down, hidden, width)}) {
+      std::vector<std::byte> packed(kernels::Int4Bytes(rows, cols));
+      std::vector<double> values(w->size());
+      kernels::QuantizeInt4(rows, cols, w->data(), packed.data());
+      kernels::DequantizeInt4(rows, cols, packed.data(), values.data());
+      w->assign(values.begin(), values.end());
+    }
   }
   std::vector<double> Run(const std::vector<double>& x) const {
     const int64_t rows = static_cast<int64_t>(x.size()) / hidden;
@@ -85,7 +98,12 @@ class MoeProblem {
     if (c.shared_width > 0) shared_.emplace_back(c.hidden, c.shared_width, rng);
   }
 
-  std::vector<float> Run(int num_threads, WeightType type, const ExpertChoice& choice) const {
+  void RoundExpertsToInt4() {
+    for (HostMlp& expert : experts_) expert.RoundToInt4();
+  }
+
+  std::vector<float> Run(int num_threads, WeightType type, const ExpertChoice& choice,
+                         WeightFormat format = WeightFormat::kSource) const {
     OpsRig rig(num_threads, {.max_tokens = c_.num_tokens,
                              .hidden = c_.hidden,
                              .max_mlp_width = std::max(c_.width, c_.shared_width),
@@ -96,7 +114,7 @@ class MoeProblem {
     float* out = rig.Upload(y_);
     {
       std::vector<MlpWeights> experts;
-      for (const HostMlp& expert : experts_) experts.push_back(expert.Load(rig, type));
+      for (const HostMlp& expert : experts_) experts.push_back(expert.Load(rig, type, format));
       MlpWeights shared;
       if (!shared_.empty()) shared = shared_[0].Load(rig, type);
       rig.ops().Moe({.num_tokens = c_.num_tokens,
@@ -185,6 +203,18 @@ TEST(CpuOpsMoe, MatchesTheTwin) {
           SameForAnyThreads([&](int num_threads) { return problem.Run(num_threads, type, {}); });
       ExpectNear(got, problem.Want(nullptr), 3e-5);
     }
+  }
+}
+
+TEST(CpuOpsMoe, ExpertsOfFourBitsAreTheValuesTheyStandFor) {
+  std::mt19937_64 rng(TestSeed());
+  for (const MoeCase& c : kCases) {
+    MoeProblem problem(c, rng);
+    problem.RoundExpertsToInt4();
+    const std::vector<float> got = SameForAnyThreads([&](int num_threads) {
+      return problem.Run(num_threads, WeightType::kF32, {}, WeightFormat::kInt4);
+    });
+    ExpectNear(got, problem.Want(nullptr), 3e-5);
   }
 }
 

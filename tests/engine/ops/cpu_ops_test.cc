@@ -160,12 +160,6 @@ TEST(CpuOps, LoadMatrixRefusesWhatItCannotMultiplyBy) {
   };
   EXPECT_EQ(code(WeightType::kF32, WeightFormat::kSource, 0), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(WeightType::kInt4, WeightFormat::kSource, 4), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(WeightType::kBf16, WeightFormat::kInt4, 4), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(rig.ops()
-                .RandomMatrix(nullptr, WeightType::kBf16, WeightFormat::kInt4, 4, 4, 1, 7)
-                .status()
-                .code(),
-            absl::StatusCode::kUnimplemented);
 }
 
 TEST(CpuOps, RandomMatricesAreSeededAndAboutNormal) {

@@ -38,16 +38,15 @@ float* OpsRig::Upload(const std::vector<float>& values) {
   return to;
 }
 
-Matrix OpsRig::Load(const std::vector<float>& values, int64_t rows, int64_t cols, WeightType type) {
+Matrix OpsRig::Load(const std::vector<float>& values, int64_t rows, int64_t cols, WeightType type,
+                    WeightFormat format) {
   CHECK_EQ(static_cast<int64_t>(values.size()), rows * cols);
   std::vector<uint16_t> halves;
   for (const float value : values) halves.push_back(FloatToBf16(value));
   const void* from = type == WeightType::kBf16 ? static_cast<const void*>(halves.data())
                                                : static_cast<const void*>(values.data());
-  constexpr auto kSource = WeightFormat::kSource;
-  std::byte* to = Allocate(ops_->footprint().matrix_bytes(type, kSource, rows, cols));
-  auto matrix =
-      ops_->LoadMatrix(to, type, kSource, rows, cols, static_cast<const std::byte*>(from));
+  std::byte* to = Allocate(ops_->footprint().matrix_bytes(type, format, rows, cols));
+  auto matrix = ops_->LoadMatrix(to, type, format, rows, cols, static_cast<const std::byte*>(from));
   CHECK(matrix.ok()) << matrix.status();
   return *matrix;
 }

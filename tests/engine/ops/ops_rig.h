@@ -25,7 +25,8 @@ class OpsRig {
     return reinterpret_cast<float*>(Allocate(count * static_cast<int64_t>(sizeof(float))));
   }
   float* Upload(const std::vector<float>& values);
-  Matrix Load(const std::vector<float>& values, int64_t rows, int64_t cols, WeightType type);
+  Matrix Load(const std::vector<float>& values, int64_t rows, int64_t cols, WeightType type,
+              WeightFormat format = WeightFormat::kSource);
   // Waits for everything launched, then copies.
   std::vector<float> Download(const float* from, int64_t count);
   void Finish();

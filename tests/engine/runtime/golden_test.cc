@@ -2,84 +2,30 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstring>
-#include <functional>
-#include <map>
+#include <cstdlib>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "engine/model/safetensors.h"
+#include "tests/support/goldens.h"
 #include "tests/support/test_device.h"
 #include "tests/support/tiny_model.h"
 
 namespace writescope {
 namespace {
 
+using testing::ArgMax;
 using testing::Driver;
+using testing::ExpertTape;
+using testing::Golden;
+using testing::Margin;
+using testing::MaxError;
 using testing::TinyModel;
 using testing::TinyModelOptions;
 
 const std::string kGoldens = WRITESCOPE_TESTDATA_DIR "/goldens/";
-constexpr int kPromptLengths[] = {5, 16, 33, 130, 517};
 constexpr float kBound = 5e-4f;
-
-struct Golden {
-  std::vector<TokenId> prompt;
-  std::vector<std::vector<float>> logits;  // Of the last positions of the prompt
-  std::vector<TokenId> greedy;
-  std::vector<std::vector<float>> greedy_logits;
-};
-
-template <typename T>
-std::vector<T> Read(const model::SafetensorsFile& file, const std::string& name) {
-  const model::TensorView* tensor = file.Find(name);
-  std::vector<T> values(static_cast<size_t>(tensor->num_elements()));
-  std::memcpy(values.data(), tensor->bytes.data(), values.size() * sizeof(T));
-  return values;
-}
-
-std::vector<std::vector<float>> Rows(const std::vector<float>& flat, size_t width) {
-  std::vector<std::vector<float>> rows;
-  for (size_t i = 0; i < flat.size(); i += width) {
-    rows.emplace_back(flat.begin() + static_cast<int64_t>(i),
-                      flat.begin() + static_cast<int64_t>(i + width));
-  }
-  return rows;
-}
-
-Golden ReadGolden(const std::string& folder, int length, int vocab) {
-  const auto file = model::SafetensorsFile::Open(kGoldens + folder + "/golden.safetensors");
-  EXPECT_TRUE(file.ok()) << file.status();
-  const std::string suffix = "." + std::to_string(length);
-  Golden golden;
-  golden.prompt = Read<TokenId>(*file, "prompt" + suffix);
-  golden.logits = Rows(Read<float>(*file, "logits" + suffix), static_cast<size_t>(vocab));
-  golden.greedy = Read<TokenId>(*file, "greedy" + suffix);
-  golden.greedy_logits =
-      Rows(Read<float>(*file, "greedy_logits" + suffix), static_cast<size_t>(vocab));
-  return golden;
-}
-
-float MaxError(const std::vector<float>& a, const std::vector<float>& b) {
-  float worst = a.size() == b.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const float error = std::fabs(a[i] - b[i]);
-    worst = error <= worst ? worst : error;  // A NaN is the worst.
-  }
-  return worst;
-}
-
-// By how much the best token is ahead of the next.
-float Margin(std::vector<float> logits) {
-  std::nth_element(logits.begin(), logits.begin() + 1, logits.end(), std::greater<>());
-  return logits[0] - logits[1];
-}
-
-TokenId ArgMax(const std::vector<float>& logits) {
-  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
 
 struct Case {
   std::string name;
@@ -125,55 +71,16 @@ TEST_P(GoldenTest, EveryPlacementShareAndChunkMatchesTheReference) {
     TinyModelOptions options{.dir = kGoldens + GetParam(), .blocks = cases[c].blocks};
     auto tiny = TinyModel::Load(options);
     ASSERT_TRUE(tiny.ok()) << tiny.status();
-    for (const int length : kPromptLengths) {
+    for (const int length : testing::kGoldenPromptLengths) {
       SCOPED_TRACE(cases[c].name + ", chunk " + std::to_string(chunks[c]) + ", prompt " +
                    std::to_string(length));
-      CheckPrompt(**tiny, ReadGolden(GetParam(), length, (*tiny)->config.vocab_size), chunks[c],
-                  cases[c].share);
+      CheckPrompt(**tiny,
+                  testing::ReadGolden(kGoldens + GetParam(), length, (*tiny)->config.vocab_size),
+                  chunks[c], cases[c].share);
       if (HasFatalFailure()) return;
     }
     EXPECT_EQ((*tiny)->runner->cache().blocks().moved_bytes(), 0);
   }
-}
-
-// Writes down, or dictates, the experts of every step and layer of one sequence.
-class ExpertTape {
- public:
-  explicit ExpertTape(const model::ModelConfig& config) : k_(config.moe.experts_per_token) {}
-  void BeginStep(size_t num_tokens) {
-    num_tokens_ = num_tokens;
-    ++step_;
-  }
-  void Rewind() { step_ = -1; }
-  ops::ExpertChoice Record(int layer) {
-    auto& choice = choices_[{step_, layer}];
-    choice.resize(num_tokens_ * static_cast<size_t>(k_));
-    return {.record = choice.data()};
-  }
-  ops::ExpertChoice Replay(int layer) { return {.replay = choices_.at({step_, layer}).data()}; }
-
- private:
-  const int k_;
-  int step_ = -1;
-  size_t num_tokens_ = 0;
-  std::map<std::pair<int, int>, std::vector<int32_t>> choices_;
-};
-
-// The logits of the prompt's last positions and of the greedy continuation, teacher-forced.
-std::vector<std::vector<float>> AllLogits(TinyModel& tiny, const Golden& golden, ExpertTape& tape) {
-  Driver driver(tiny);
-  const attention::SharePlan share{.meet = false, .cpu_share = 0.5, .handoff = true};
-  tape.Rewind();
-  tape.BeginStep(golden.prompt.size());
-  auto logits = driver.Feed(golden.prompt, 2048, true, share);
-  EXPECT_TRUE(logits.ok()) << logits.status();
-  for (const TokenId token : golden.greedy) {
-    tape.BeginStep(1);
-    auto next = driver.Feed({token}, 1, true, share);
-    EXPECT_TRUE(next.ok()) << next.status();
-    logits->push_back(next->back());
-  }
-  return *logits;
 }
 
 // The float32 run that a rounded one is held to is always one of float32 products.
@@ -185,8 +92,6 @@ absl::StatusOr<std::unique_ptr<TinyModel>> LoadExact(const TinyModelOptions& opt
   return exact;
 }
 
-// Tiny random routers flip between experts of nearly equal score when KV is rounded, which says
-// nothing about the rounding; so the experts of the f32 run are replayed.
 TEST_P(GoldenTest, Bf16KvStaysCloseWithTheExpertsOfTheF32Run) {
   TinyModelOptions options{.dir = kGoldens + GetParam(), .blocks = {0, 0, 64, 0}};
   auto exact = LoadExact(options);
@@ -198,13 +103,14 @@ TEST_P(GoldenTest, Bf16KvStaysCloseWithTheExpertsOfTheF32Run) {
   int64_t count = 0;
   float worst = 0;
   int num_clear = 0;
-  for (const int length : kPromptLengths) {
-    const Golden golden = ReadGolden(GetParam(), length, (*exact)->config.vocab_size);
+  for (const int length : testing::kGoldenPromptLengths) {
+    const Golden golden =
+        testing::ReadGolden(kGoldens + GetParam(), length, (*exact)->config.vocab_size);
     ExpertTape tape((*exact)->config);
     (*exact)->runner->decoder().SetChoiceHook([&](int layer) { return tape.Record(layer); });
     (*rounded)->runner->decoder().SetChoiceHook([&](int layer) { return tape.Replay(layer); });
-    const auto f32 = AllLogits(**exact, golden, tape);
-    const auto bf16 = AllLogits(**rounded, golden, tape);
+    const auto f32 = testing::AllLogits(**exact, golden, tape);
+    const auto bf16 = testing::AllLogits(**rounded, golden, tape);
     const size_t first = golden.prompt.size() - golden.logits.size();
     ASSERT_EQ(f32.size(), bf16.size());
     for (size_t row = 0; row < bf16.size(); ++row) {

@@ -21,8 +21,9 @@ const std::string kDemo = WRITESCOPE_DEPLOY_DIR "/demo-model";
 constexpr int kAnswerTokens = 6;
 
 // A budget that holds all fixed parts and no KV block.
-EngineOptions AllSwing() {
+EngineOptions AllSwing(WeightsFormat weights) {
   EngineOptions options;
+  options.weights = weights;
   options.model_dir = kDemo;
   options.vram_budget_bytes = 512 << 20;
   options.host_budget_bytes = 512 << 20;
@@ -40,12 +41,9 @@ EngineOptions AllSwing() {
   return options;
 }
 
-class RecallTest : public ::testing::TestWithParam<int> {};
-
-TEST_P(RecallTest, TwentyOfTwentyAtEveryShare) {
-  const size_t num_tokens = static_cast<size_t>(GetParam());
+void ExpectTwentyOfTwentyAtEveryShare(const EngineOptions& options, size_t num_tokens) {
   const std::vector<HarborCode> codes = testing::RandomHarborCodes(20, 4);
-  const auto created = Engine::Create(AllSwing(), nullptr);
+  const auto created = Engine::Create(options, nullptr);
   ASSERT_TRUE(created.ok()) << created.status();
   Engine& engine = **created;
   ASSERT_EQ(engine.plan().device_kv_tokens, 0);
@@ -89,6 +87,18 @@ TEST_P(RecallTest, TwentyOfTwentyAtEveryShare) {
     }
   }
   EXPECT_EQ(engine.state().moved_bytes_total, 0);
+}
+
+class RecallTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(RecallTest, TwentyOfTwentyAtEveryShare) {
+  ExpectTwentyOfTwentyAtEveryShare(AllSwing(WeightsFormat::kSource),
+                                   static_cast<size_t>(GetParam()));
+}
+
+TEST(RecallInt4Test, TwentyOfTwentyAtEveryShare) {
+  if (testing::OnCuda() && !testing::ComputesInBf16()) GTEST_SKIP() << "int4 needs bf16 on CUDA";
+  ExpectTwentyOfTwentyAtEveryShare(AllSwing(WeightsFormat::kInt4), 8192);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokens, RecallTest, ::testing::Values(8192, 16384, 32640),
