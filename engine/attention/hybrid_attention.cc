@@ -96,9 +96,10 @@ void HybridAttention::BeginStep(StepAttention step, const SharePlan& plan) {
   pump_->Start(&step_);
 }
 
-void HybridAttention::TimedAttend(const ops::AttendArgs& args) {
+void HybridAttention::TimedAttend(const ops::AttendArgs& args, bool of_wave) {
   device::Queue& compute = ops_.device().compute();
   OpTime& time = attend_times_.emplace_back();
+  time.of_wave = of_wave;
   compute.RecordTime(&time.start_s);
   ops_.Attend(args);
   compute.RecordTime(&time.end_s);
@@ -167,7 +168,8 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::
                  .spans = spans,
                  .readers = attention.runs.readers,
                  .rows = attention.rows,
-                 .state = state});
+                 .state = state},
+                /*of_wave=*/true);
     if (!slots.empty()) {
       const device::Event read = compute.Record();
       for (const int slot : slots) pump_->Release(slot, read);
@@ -216,7 +218,8 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
                .spans = on_device.spans,
                .readers = on_device.readers,
                .rows = attention.rows,
-               .state = state});
+               .state = state},
+              /*of_wave=*/false);
   RETURN_IF_ERROR(AttendWaves(layer, q, state, between));
   Meanwhile(between, [this, layer] { return CpuAtWork(layer); });
   if (step_.handoff) {
@@ -301,7 +304,12 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
     gap_start_s = times.cpu_waited_s;
   }
   stats.dense_s += std::max(0.0, end_s - gap_start_s);
-  for (const OpTime& time : attend_times_) stats.device_attention_s += time.end_s - time.start_s;
+  double attended_until_s = begin_s;
+  for (const OpTime& time : attend_times_) {
+    stats.device_attention_s += time.end_s - time.start_s;
+    if (time.of_wave) stats.link_wait_s += std::max(0.0, time.start_s - attended_until_s);
+    attended_until_s = time.end_s;
+  }
   for (const CopyRecord& copy : pump_->FinishCopies()) {
     stats.link_bytes += copy.size_bytes;
     stats.link_busy_s += copy.end_s - copy.start_s;

@@ -35,6 +35,9 @@ struct AttentionStats {
   int64_t link_bytes_both_busy = 0;
   double dense_s = 0;
   double device_attention_s = 0;
+  // While the device had nothing to attend to until spilled blocks had landed, and their layer's
+  // waves had been submitted.
+  double link_wait_s = 0;
   int copies = 0;
   // Blocks of the swing list in front of the cut, mean over layers.
   double mean_cut_blocks = 0;
@@ -118,6 +121,7 @@ class HybridAttention {
   struct OpTime {
     double start_s = 0;
     double end_s = 0;
+    bool of_wave = false;  // Of landed blocks; an earlier one of its layer ended before.
   };
   HybridAttention(const Options& options, ops::Ops& ops, const kvcache::BlockTable& blocks,
                   std::unique_ptr<CpuAttention> cpu, std::unique_ptr<LinkPump> pump);
@@ -126,7 +130,7 @@ class HybridAttention {
                            const Between& between);
   // Other work while `waiting` holds.
   void Meanwhile(const Between& between, const std::function<bool()>& waiting) const;
-  void TimedAttend(const ops::AttendArgs& args);
+  void TimedAttend(const ops::AttendArgs& args, bool of_wave);
   AttentionStats CollectStats(double begin_s, double end_s) const;
   void CollectHandoff(const LayerProgress& progress, const LayerTimes& times,
                       AttentionStats* stats) const;

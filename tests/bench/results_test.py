@@ -23,6 +23,12 @@ ROWS = {
                "spilled_bytes": int, "step_ms": float, "step_ms_min": float, "step_ms_max": float,
                "floor_ms": float, "dense_ms": float, "tokens_per_s": float, "moved_bytes": int,
                "device_bytes_peak": int, "host_bytes_peak": int, "kv_fill": str, "resident": bool},
+    "prefill": {"model": str, "weights": str, "context_tokens": int, "batch": int,
+                "aggregate_tokens": int, "chunk_tokens": int, "vram_budget_bytes": int,
+                "kv_bytes": int, "spilled_bytes": int, "seconds": float, "tokens_per_s": float,
+                "attention_s": float, "attention_tflops": float, "dense_s": float,
+                "link_bytes": int, "link_busy_s": float, "link_wait_share": float,
+                "moved_bytes": int, "device_bytes_peak": int, "host_bytes_peak": int},
     "cpu_attention": {"model": str, "isa": str, "context_tokens": int, "threads": int,
                       "gbps": float, "dram_read_gbps": float, "link_busy": bool},
 }
@@ -41,7 +47,7 @@ def problems(data):
     fields = ROWS.get(data["benchmark"])
     if fields is None:
         return found if data["rows"] else [f"no rows of benchmark {data['benchmark']}"]
-    if data["benchmark"] == "decode" and not CEILINGS <= set(data["ceilings"]):
+    if data["benchmark"] in ("decode", "prefill") and not CEILINGS <= set(data["ceilings"]):
         found.append(f"ceilings lack {sorted(CEILINGS - set(data['ceilings']))}")
     for number, row in enumerate(data["rows"]):
         for key, kind in fields.items():
@@ -55,7 +61,12 @@ def problems(data):
                 found.append(f"row {number}: {key} is {value!r}, not a {kind.__name__}")
         if found:
             continue
-        if "spilled_bytes" in fields:
+        if "link_wait_share" in fields:
+            if not 0 <= row["link_wait_share"] <= 1:
+                found.append(f"row {number}: link_wait_share is no share")
+            if row["spilled_bytes"] > row["kv_bytes"]:
+                found.append(f"row {number}: more spilled than there is")
+        if "step_ms" in fields:
             if not row["step_ms_min"] <= row["step_ms"] <= row["step_ms_max"]:
                 found.append(f"row {number}: step_ms is not between its least and its most")
             if row["resident"] != (row["spilled_bytes"] < SPILLED_LABEL_BYTES):
@@ -87,6 +98,11 @@ class ResultsTest(unittest.TestCase):
             self.assertTrue(problems(bad), key)
         self.assertTrue(problems(dict(good, rows=[dict(row, step_ms=2.0, step_ms_max=1.0)])))
         self.assertTrue(problems(dict(good, rows=[dict(row, spilled_bytes=3 << 30)])))
+        row = {key: kind() for key, kind in ROWS["prefill"].items()}
+        prefill = dict(good, benchmark="prefill", rows=[row])
+        self.assertEqual(problems(prefill), [])
+        self.assertTrue(problems(dict(prefill, rows=[dict(row, link_wait_share=1.5)])))
+        self.assertTrue(problems(dict(prefill, rows=[dict(row, spilled_bytes=1)])))
 
 
 if __name__ == "__main__":

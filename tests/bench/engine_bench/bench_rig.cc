@@ -176,7 +176,7 @@ absl::Status BenchRig::AddFilled(int batch, int64_t context, int64_t more_blocks
   return absl::OkStatus();
 }
 
-absl::Status BenchRig::Append(int slot, int64_t num_tokens) {
+absl::Status BenchRig::Append(int slot, int64_t num_tokens, PrefillTiming* timing) {
   std::mt19937 random(static_cast<unsigned>(slot) + 1);
   std::uniform_int_distribution<TokenId> any(0, config_.vocab_size - 1);
   std::vector<TokenId> tokens(static_cast<size_t>(num_tokens));
@@ -190,26 +190,31 @@ absl::Status BenchRig::Append(int slot, int64_t num_tokens) {
         .tokens = std::span(tokens).subspan(first, count),
         .logits = last ? runtime::LogitsOf::kLast : runtime::LogitsOf::kNone};
     int full_slice = -1;
-    RETURN_IF_ERROR(
-        runner_
-            ->Run(
-                {&slice, 1}, {}, [](int, int64_t, std::span<const float>) {}, &full_slice)
-            .status());
+    ASSIGN_OR_RETURN(
+        const runtime::StepResult result,
+        runner_->Run(
+            {&slice, 1}, {}, [](int, int64_t, std::span<const float>) {}, &full_slice));
+    timing->attention_s += result.attention.device_attention_s;
+    timing->dense_s += result.attention.dense_s;
+    timing->link_wait_s += result.attention.link_wait_s;
+    timing->link_busy_s += result.attention.link_busy_s;
+    timing->link_bytes += result.attention.link_bytes;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<double> BenchRig::AddByPrefill(int batch, int64_t context) {
+absl::StatusOr<PrefillTiming> BenchRig::AddByPrefill(int batch, int64_t context) {
+  PrefillTiming timing;
   const double began_s = device::NowSeconds();
   for (int i = 0; i < batch; ++i) {
     const int slot = cache().AddSequence(CeilDiv(context, kBlockTokens) + 1);
     if (slot < 0) return absl::ResourceExhaustedError("no slot for another sequence");
     slots_.push_back(slot);
-    RETURN_IF_ERROR(Append(slot, context));
+    RETURN_IF_ERROR(Append(slot, context, &timing));
   }
   ChooseTokens();
-  const double seconds = device::NowSeconds() - began_s;
-  return static_cast<double>(batch) * static_cast<double>(context) / seconds;
+  timing.seconds = device::NowSeconds() - began_s;
+  return timing;
 }
 
 void BenchRig::ChooseTokens() {

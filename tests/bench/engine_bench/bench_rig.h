@@ -24,6 +24,17 @@ struct StepTiming {
   attention::AttentionStats attention;
 };
 
+// Prompts read from the first chunk to the last; times are wall-clock, summed over layers and
+// chunks.
+struct PrefillTiming {
+  double seconds = 0;
+  double attention_s = 0;  // On the device
+  double dense_s = 0;
+  double link_wait_s = 0;
+  double link_busy_s = 0;
+  int64_t link_bytes = 0;
+};
+
 class BenchRig {
  public:
   static absl::StatusOr<std::unique_ptr<BenchRig>> Create(const runtime::EngineOptions& options);
@@ -48,8 +59,8 @@ class BenchRig {
   // Adds `batch` sequences of `context` tokens whose blocks hold what FillRegions left there; each
   // expects `more_blocks` to come.
   absl::Status AddFilled(int batch, int64_t context, int64_t more_blocks = 1);
-  // The same by reading prompts of random tokens; the tokens per second.
-  absl::StatusOr<double> AddByPrefill(int batch, int64_t context);
+  // The same by reading prompts of random tokens.
+  absl::StatusOr<PrefillTiming> AddByPrefill(int batch, int64_t context);
   void RemoveAll();
   void RemoveFirst();
   void MoveLastToFront();
@@ -81,7 +92,7 @@ class BenchRig {
 
  private:
   BenchRig() = default;
-  absl::Status Append(int slot, int64_t num_tokens);
+  absl::Status Append(int slot, int64_t num_tokens, PrefillTiming* timing);
   // Each sequence its own: a router sends equal ones to the same experts.
   void ChooseTokens();
   absl::StatusOr<StepTiming> Step(size_t first, size_t count, const runtime::StepOptions& options,

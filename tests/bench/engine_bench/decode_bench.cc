@@ -1,6 +1,7 @@
 #include "tests/bench/engine_bench/decode_bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "absl/strings/numbers.h"
@@ -125,9 +126,11 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
                      MeasureDense(rig, point.batch, options.warmup_steps, options.steps));
     std::string kv_fill = "seeded fill, a distinct physical page for every byte";
     if (options.real_prefill) {
-      ASSIGN_OR_RETURN(const double tokens_per_s, rig.AddByPrefill(point.batch, point.context));
-      kv_fill = absl::StrCat("prefill of random tokens, ", static_cast<int64_t>(tokens_per_s),
-                             " tokens/s");
+      ASSIGN_OR_RETURN(const PrefillTiming prefill, rig.AddByPrefill(point.batch, point.context));
+      kv_fill = absl::StrCat(
+          "prefill of random tokens, ",
+          std::llround(static_cast<double>(point.batch * point.context) / prefill.seconds),
+          " tokens/s");
     } else {
       RETURN_IF_ERROR(rig.AddFilled(point.batch, point.context));
     }

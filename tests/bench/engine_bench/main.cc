@@ -12,6 +12,7 @@
 #include "engine/base/units.h"
 #include "tests/bench/engine_bench/decode_bench.h"
 #include "tests/bench/engine_bench/drift_bench.h"
+#include "tests/bench/engine_bench/prefill_bench.h"
 #include "tests/bench/engine_bench/timeline.h"
 
 namespace writescope::bench {
@@ -23,7 +24,7 @@ struct Flags {
   std::string weights = "int4";
   std::string compute_dtype = "auto";
   std::string kv_dtype = "bf16";
-  double vram_budget_gib = 32;
+  std::vector<double> vram_budgets_gib = {32};
   double host_budget_gib = 0;
   int max_sequences = 0;
   int prefill_chunk = 0;
@@ -46,7 +47,9 @@ void AddCommon(CLI::App* app, Flags& flags) {
   app->add_option("--compute-dtype", flags.compute_dtype)
       ->check(CLI::IsMember({"auto", "f32", "bf16"}));
   app->add_option("--kv-dtype", flags.kv_dtype)->check(CLI::IsMember({"bf16", "f32"}));
-  app->add_option("--vram-budget-gib", flags.vram_budget_gib);
+  app->add_option("--vram-budget-gib", flags.vram_budgets_gib,
+                  "prefill: several are measured one after the other")
+      ->expected(1, app->get_name() == "prefill" ? CLI::detail::expected_max_vector_size : 1);
   app->add_option("--host-budget-gib", flags.host_budget_gib, "0: half of what the machine allows");
   app->add_option("--prefill-chunk", flags.prefill_chunk, "0: the engine's default");
   app->add_option("--ring-mib", flags.ring_mib, "0: the engine's default");
@@ -57,8 +60,8 @@ void AddCommon(CLI::App* app, Flags& flags) {
   app->add_option("--json", flags.json, "Writes the results there");
 }
 
-runtime::EngineOptions EngineOptionsOf(const Flags& flags, const std::vector<Point>& points,
-                                       int more_sequences) {
+runtime::EngineOptions EngineOptionsOf(const Flags& flags, double vram_budget_gib,
+                                       const std::vector<Point>& points, int more_sequences) {
   runtime::EngineOptions options;
   options.model_dir = flags.model_shape;
   options.load_format = runtime::LoadFormat::kDummy;
@@ -68,7 +71,7 @@ runtime::EngineOptions EngineOptionsOf(const Flags& flags, const std::vector<Poi
   if (flags.compute_dtype == "f32") options.compute_dtype = runtime::ComputeDtype::kF32;
   if (flags.compute_dtype == "bf16") options.compute_dtype = runtime::ComputeDtype::kBf16;
   options.kv_dtype = flags.kv_dtype == "f32" ? KvDtype::kF32 : KvDtype::kBf16;
-  options.vram_budget_bytes = static_cast<int64_t>(flags.vram_budget_gib * kGiB);
+  options.vram_budget_bytes = static_cast<int64_t>(vram_budget_gib * kGiB);
   options.host_budget_bytes = static_cast<int64_t>(flags.host_budget_gib * kGiB);
   options.prefill_chunk_tokens = flags.prefill_chunk;
   options.ring_bytes = static_cast<int64_t>(flags.ring_mib * kMiB);
@@ -80,19 +83,6 @@ runtime::EngineOptions EngineOptionsOf(const Flags& flags, const std::vector<Poi
     options.max_sequences = std::max(options.max_sequences, point.batch + more_sequences);
   }
   return options;
-}
-
-absl::Status RunPrefill(BenchRig& rig, const std::vector<Point>& points) {
-  for (const Point& point : points) {
-    for (int i = 0; i < 2; ++i) {  // The first warms up.
-      ASSIGN_OR_RETURN(const double tokens_per_s, rig.AddByPrefill(point.batch, point.context));
-      std::printf("%d x %ld: prefill %.0f tokens/s, spilled %.2f GiB\n", point.batch, point.context,
-                  tokens_per_s,
-                  static_cast<double>(rig.SpilledBytes()) / static_cast<double>(kGiB));
-      rig.RemoveAll();
-    }
-  }
-  return absl::OkStatus();
 }
 
 // The rows of a benchmark of steps, by its name.
@@ -115,13 +105,16 @@ absl::StatusOr<std::vector<ResultRow>> RunSteps(BenchRig& rig, const std::string
   return all;
 }
 
-absl::Status Run(const Flags& flags, const std::string& benchmark, const std::string& command) {
+// Adds to the file what one budget gives.
+absl::Status RunWithBudget(const Flags& flags, const std::string& benchmark, double vram_budget_gib,
+                           ResultFile* file) {
   std::vector<Point> points;
   for (const std::string& text : flags.points) {
     ASSIGN_OR_RETURN(points.emplace_back(), ParsePoint(text));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<BenchRig> rig,
-                   BenchRig::Create(EngineOptionsOf(flags, points, benchmark == "chat" ? 1 : 0)));
+                   BenchRig::Create(EngineOptionsOf(flags, vram_budget_gib, points,
+                                                    benchmark == "chat" ? 1 : 0)));
   std::printf("%s", rig->sized().plan.ToString().c_str());
   const roofline::Rates& rates = rig->profile().rates;
   std::printf("rates, GB/s: c0 %.1f c1 %.1f p0 %.1f p1 %.1f, %d workers\n", rates.cpu_alone / 1e9,
@@ -131,7 +124,14 @@ absl::Status Run(const Flags& flags, const std::string& benchmark, const std::st
   std::printf("by plain reading:  c0 %.1f c1 %.1f p0 %.1f p1 %.1f\n", raw.cpu_alone / 1e9,
               raw.cpu_with_link / 1e9, raw.link_alone / 1e9, raw.link_with_cpu / 1e9);
   std::fflush(stdout);
-  if (benchmark == "prefill") return RunPrefill(*rig, points);
+  file->machine = DescribeMachine(rig->device().description());
+  file->profile = rig->profile();
+  file->raw_rates = rig->raw_rates();
+  if (benchmark == "prefill") {
+    ASSIGN_OR_RETURN(const std::vector<PrefillRow> rows, RunPrefill(*rig, points));
+    file->prefill_rows.insert(file->prefill_rows.end(), rows.begin(), rows.end());
+    return absl::OkStatus();
+  }
   if (benchmark == "timeline") {
     for (const Point& point : points) {
       const std::string path =
@@ -141,16 +141,21 @@ absl::Status Run(const Flags& flags, const std::string& benchmark, const std::st
     }
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(std::vector<ResultRow> rows, RunSteps(*rig, benchmark, points, flags.decode));
-  for (ResultRow& row : rows) row.weights = flags.weights;
-  if (flags.json.empty()) return absl::OkStatus();
-  return WriteResultFile({.benchmark = benchmark,
-                          .machine = DescribeMachine(rig->device().description()),
-                          .command = command,
-                          .profile = rig->profile(),
-                          .raw_rates = rig->raw_rates(),
-                          .rows = std::move(rows)},
-                         flags.json);
+  ASSIGN_OR_RETURN(file->rows, RunSteps(*rig, benchmark, points, flags.decode));
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Flags& flags, const std::string& benchmark, const std::string& command) {
+  ResultFile file;
+  file.benchmark = benchmark;
+  file.command = command;
+  for (const double vram_budget_gib : flags.vram_budgets_gib) {
+    RETURN_IF_ERROR(RunWithBudget(flags, benchmark, vram_budget_gib, &file));
+  }
+  for (ResultRow& row : file.rows) row.weights = flags.weights;
+  for (PrefillRow& row : file.prefill_rows) row.weights = flags.weights;
+  if (flags.json.empty() || benchmark == "timeline") return absl::OkStatus();
+  return WriteResultFile(file, flags.json);
 }
 
 int Main(int argc, char** argv) {

@@ -47,6 +47,29 @@ nlohmann::json ToJson(const ResultRow& row) {
           {"handoff_back_p99_us", row.handoff_back_p99_us}};
 }
 
+nlohmann::json ToJson(const PrefillRow& row) {
+  return {{"model", row.model},
+          {"weights", row.weights},
+          {"batch", row.batch},
+          {"context_tokens", row.context_tokens},
+          {"aggregate_tokens", row.aggregate_tokens},
+          {"chunk_tokens", row.chunk_tokens},
+          {"vram_budget_bytes", row.vram_budget_bytes},
+          {"kv_bytes", row.kv_bytes},
+          {"spilled_bytes", row.spilled_bytes},
+          {"seconds", row.seconds},
+          {"tokens_per_s", row.tokens_per_s},
+          {"attention_s", row.attention_s},
+          {"attention_tflops", row.attention_tflops},
+          {"dense_s", row.dense_s},
+          {"link_bytes", row.link_bytes},
+          {"link_busy_s", row.link_busy_s},
+          {"link_wait_share", row.link_wait_share},
+          {"moved_bytes", row.moved_bytes},
+          {"device_bytes_peak", row.device_bytes_peak},
+          {"host_bytes_peak", row.host_bytes_peak}};
+}
+
 }  // namespace
 
 std::string DescribeMachine(const std::string& accelerator) {
@@ -82,6 +105,7 @@ absl::Status WriteResultFile(const ResultFile& file, const std::string& path) {
                            {"device_gbps", rates.device / kGiga}}},
                          {"rows", nlohmann::json::array()}};
   for (const ResultRow& row : file.rows) json["rows"].push_back(ToJson(row));
+  for (const PrefillRow& row : file.prefill_rows) json["rows"].push_back(ToJson(row));
   std::ofstream out(path);
   out << json.dump(1) << "\n";
   if (!out) return absl::InternalError(absl::StrCat("cannot write ", path));

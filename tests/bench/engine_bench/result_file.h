@@ -47,6 +47,30 @@ struct ResultRow {
   double handoff_back_p99_us = 0;
 };
 
+// Prompts read; see PrefillTiming for the times.
+struct PrefillRow {
+  std::string model;
+  std::string weights;
+  int batch = 0;
+  int64_t context_tokens = 0;
+  int64_t aggregate_tokens = 0;
+  int chunk_tokens = 0;
+  int64_t vram_budget_bytes = 0;
+  int64_t kv_bytes = 0;
+  int64_t spilled_bytes = 0;  // Of these, at the end
+  double seconds = 0;
+  double tokens_per_s = 0;
+  double attention_s = 0;
+  double attention_tflops = 0;  // While it attends
+  double dense_s = 0;
+  int64_t link_bytes = 0;
+  double link_busy_s = 0;
+  double link_wait_share = 0;  // Of all the time
+  int64_t moved_bytes = 0;
+  int64_t device_bytes_peak = 0;
+  int64_t host_bytes_peak = 0;
+};
+
 struct ResultFile {
   std::string benchmark;
   std::string machine;
@@ -54,6 +78,7 @@ struct ResultFile {
   roofline::MachineProfile profile;
   roofline::Rates raw_rates;
   std::vector<ResultRow> rows;
+  std::vector<PrefillRow> prefill_rows;  // Of the benchmark of that name, which has no others
 };
 
 // Names the processors of this machine.

@@ -72,6 +72,7 @@ TEST(AttentionStats, NothingSpilledMeansNobodyElseWorks) {
   EXPECT_EQ(output.stats.spilled_bytes, 0);
   EXPECT_EQ(output.stats.cpu_bytes + output.stats.link_bytes, 0);
   EXPECT_EQ(output.stats.copies, 0);
+  EXPECT_EQ(output.stats.link_wait_s, 0);
   EXPECT_EQ(output.stats.cpu_busy_s, 0);
   EXPECT_GT(output.stats.resident_bytes, 0);
 }
@@ -92,6 +93,18 @@ TEST(AttentionStats, MeetSharesAndOverlaps) {
                  output.stats.both_busy_s > 0 && output.stats.link_bytes_both_busy > 0;
   }
   EXPECT_TRUE(overlapped);
+}
+
+// A link of which a step needs many milliseconds, and nothing else to attend to.
+TEST(AttentionStats, TheDeviceWaitsForASlowLink) {
+  testing::AttentionRigOptions options =
+      testing::RigOptions(SmallShape(), {"AllSwing", {0, 0, 64, 0}});
+  options.cache.link_bytes_per_s = 20e6;
+  AttentionRig rig(options);
+  const std::vector<int> slots = AddBatch(rig, 0, {2000, 2000}, 1);
+  const StepOutput output = rig.Run(DecodeRequest(slots, {}));
+  ASSERT_TRUE(output.status.ok());
+  EXPECT_GT(output.stats.link_wait_s, 0.1 * output.stats.link_busy_s);
 }
 
 // Halving the link's pace moves the meeting point towards the CPU.
