@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -11,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "engine/base/command_line.h"
 #include "engine/base/status_macros.h"
+#include "server/config_file.h"
 #include "server/parse_units.h"
 #include "server/version.h"
 
@@ -420,6 +422,7 @@ ParsedConfig ParseWorkerConfig(std::vector<std::string> arguments) {
                "writescope-worker");
   app.set_version_flag("--version", absl::StrCat("writescope-worker ", kVersion));
   app.option_defaults()->always_capture_default();
+  app.config_formatter(std::make_shared<ConfigFile>());
   app.set_config("--config", "", "Reads options from a file, as --print-config writes them");
   // Otherwise a misspelt key of the file would be a setting that silently is not made.
   app.allow_config_extras(CLI::config_extras_mode::error);

@@ -4,6 +4,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdint>
+
+#include "engine/base/log.h"
+
 namespace writescope {
 
 void PrepareProcess() {
@@ -15,6 +19,10 @@ void PrepareProcess() {
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;
     setrlimit(RLIMIT_NOFILE, &files);
+  }
+  if (files.rlim_max < kFewDescriptors) {
+    Log(LogLevel::kWarning, "few descriptors: a connection beyond them ends all accepting",
+        {{"limit", static_cast<int64_t>(files.rlim_max)}, {"remedy", "raise ulimit -Hn"}});
   }
 }
 

@@ -10,7 +10,10 @@ namespace writescope {
 //
 // Raises the limit of open descriptors to the hard one. Sessions and services often start at 1024,
 // and gRPC's listener stops taking connections for ever once a single accept has failed for want of
-// a descriptor.
+// a descriptor. A hard limit below kFewDescriptors is logged as a warning.
 void PrepareProcess();
+
+// Each connection takes one; a worker with nobody connected has about 60.
+inline constexpr int kFewDescriptors = 1024;
 
 }  // namespace writescope

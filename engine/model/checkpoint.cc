@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "engine/base/regular_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/model/json_reader.h"
@@ -96,7 +97,7 @@ absl::Status Checkpoint::AddFile(const std::string& file_name) {
 }
 
 absl::Status Checkpoint::AddIndexed(const std::string& index_path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(index_path, kMaxIndexBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(index_path, kMaxIndexBytes));
   ASSIGN_OR_RETURN(const nlohmann::json index, ParseJson(text, index_path));
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object() ||
       index["weight_map"].empty()) {

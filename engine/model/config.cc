@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/regular_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/config_limits.h"
 #include "engine/model/deepseek_v2.h"
@@ -211,23 +212,29 @@ absl::Status ReadRope(const JsonObject& json, ModelConfig& config) {
   }
   ASSIGN_OR_RETURN(const std::optional<JsonObject> parameters, json.Object("rope_parameters"));
   ASSIGN_OR_RETURN(const std::optional<JsonObject> scaling, json.Object("rope_scaling"));
-  if (parameters && scaling) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(json.FieldPath("rope_parameters"),
-                     " and rope_scaling are both given; they are two spellings of one field"));
-  }
   ASSIGN_OR_RETURN(rope.theta, json.PositiveDoubleOr({"rope_theta"}, rope.theta));
+  std::optional<RopeConfig> read;
   for (const std::optional<JsonObject>& object : {parameters, scaling}) {
     if (!object) continue;
-    ASSIGN_OR_RETURN(const double theta, object->PositiveDoubleOr({"rope_theta"}, rope.theta));
-    if (json.Has({"rope_theta"}) && theta != rope.theta) {
-      return absl::InvalidArgumentError(absl::StrCat(object->FieldPath("rope_theta"), " is ", theta,
-                                                     " but the outer rope_theta is ", rope.theta));
+    RopeConfig here = rope;
+    const double outer = read ? read->theta : rope.theta;
+    ASSIGN_OR_RETURN(here.theta, object->PositiveDoubleOr({"rope_theta"}, outer));
+    if (json.Has({"rope_theta"}) && here.theta != rope.theta) {
+      return absl::InvalidArgumentError(absl::StrCat(object->FieldPath("rope_theta"), " is ",
+                                                     here.theta, " but the outer rope_theta is ",
+                                                     rope.theta));
     }
-    rope.theta = theta;
-    RETURN_IF_ERROR(CheckTheta(*object, rope));
-    RETURN_IF_ERROR(ReadRopeKind(*object, config.max_position_embeddings, rope));
+    RETURN_IF_ERROR(CheckTheta(*object, here));
+    RETURN_IF_ERROR(ReadRopeKind(*object, config.max_position_embeddings, here));
+    // Files of two generations of writers have both spellings of this field.
+    if (read && !(*read == here)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(json.FieldPath("rope_parameters"),
+                       " and rope_scaling are two spellings of one field and differ"));
+    }
+    read = here;
   }
+  if (read) rope = *read;
   return CheckTheta(json, rope);
 }
 
@@ -323,9 +330,9 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
   ASSIGN_OR_RETURN(const std::string config_json,
-                   ReadTextFile(absl::StrCat(model_dir, "/", kConfigFile), kMaxConfigBytes));
+                   ReadRegularFile(absl::StrCat(model_dir, "/", kConfigFile), kMaxConfigBytes));
   const absl::StatusOr<std::string> generation_json =
-      ReadTextFile(absl::StrCat(model_dir, "/", kGenerationConfigFile), kMaxConfigBytes);
+      ReadRegularFile(absl::StrCat(model_dir, "/", kGenerationConfigFile), kMaxConfigBytes);
   if (!generation_json.ok() && !absl::IsNotFound(generation_json.status())) {
     return generation_json.status();
   }

@@ -34,6 +34,8 @@ struct RopeConfig {
   bool truncate_range = true;  // The ramp's ends are rounded outwards to whole pairs.
   // cos and sin are multiplied by it; 1 without YaRN.
   double attention_factor = 1;
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 enum class TopkMethod {

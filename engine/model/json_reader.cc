@@ -1,12 +1,6 @@
 #include "engine/model/json_reader.h"
 
-#include <sys/stat.h>
-
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -18,10 +12,6 @@
 namespace writescope::model {
 namespace {
 
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-
 absl::Status BadField(const std::string& path, const nlohmann::json& value,
                       const std::string& wanted) {
   return absl::InvalidArgumentError(
@@ -29,29 +19,6 @@ absl::Status BadField(const std::string& path, const nlohmann::json& value,
 }
 
 }  // namespace
-
-absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes) {
-  std::unique_ptr<std::FILE, CloseFile> file(std::fopen(path.c_str(), "rb"));
-  if (file == nullptr) {
-    const std::string message = absl::StrCat("cannot open ", path, ": ", std::strerror(errno));
-    return errno == ENOENT ? absl::NotFoundError(message) : absl::FailedPreconditionError(message);
-  }
-  struct stat info;
-  if (fstat(fileno(file.get()), &info) != 0 || !S_ISREG(info.st_mode)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " is not a regular file"));
-  }
-  if (info.st_size > max_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " has ", info.st_size, " bytes; at most ", max_bytes, " are read"));
-  }
-  std::string text(static_cast<size_t>(info.st_size), '\0');
-  const size_t read_bytes = std::fread(text.data(), 1, text.size(), file.get());
-  if (read_bytes != text.size()) {
-    return absl::DataLossError(
-        absl::StrCat("read ", read_bytes, " of ", text.size(), " bytes of ", path));
-  }
-  return text;
-}
 
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const std::string& where) {
   using Event = nlohmann::json::parse_event_t;

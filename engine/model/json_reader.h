@@ -16,9 +16,6 @@
 
 namespace writescope::model {
 
-// Reads a whole regular file of at most `max_bytes`. NotFound when it does not exist.
-absl::StatusOr<std::string> ReadTextFile(const std::string& path, int64_t max_bytes);
-
 // Parses one JSON value. `where` stands in front of every message. A key that occurs twice in one
 // object is an error, since readers differ in which of the two they take.
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const std::string& where);

@@ -1,35 +1,25 @@
 #include "engine/model/mapped_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/log.h"
+#include "engine/base/regular_file.h"
+#include "engine/base/status_macros.h"
 
 namespace writescope::model {
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) {
-    const std::string message = absl::StrCat("cannot open ", path, ": ", std::strerror(errno));
-    return errno == ENOENT ? absl::NotFoundError(message) : absl::FailedPreconditionError(message);
-  }
-  const auto close_fd = absl::MakeCleanup([fd] { close(fd); });  // The mapping outlives it.
-  struct stat info;
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " is not a regular file"));
-  }
-  const size_t size_bytes = static_cast<size_t>(info.st_size);
+  // The mapping outlives it.
+  ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(path));
+  const size_t size_bytes = static_cast<size_t>(file.size_bytes());
   if (size_bytes == 0) return MappedFile(path, {});
-  void* data = mmap(nullptr, size_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+  void* data = mmap(nullptr, size_bytes, PROT_READ, MAP_PRIVATE, file.fd(), 0);
   if (data == MAP_FAILED) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot map ", size_bytes, " bytes of ", path, ": ", std::strerror(errno)));

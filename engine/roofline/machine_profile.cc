@@ -1,12 +1,11 @@
 #include "engine/roofline/machine_profile.h"
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/regular_file.h"
 #include "engine/base/status_macros.h"
 
 namespace writescope::roofline {
@@ -16,6 +15,8 @@ using Json = nlohmann::ordered_json;
 
 // Budgets are written as JSON numbers, which are doubles: exact up to here.
 constexpr double kMaxExactBytes = 9007199254740992.0;
+
+constexpr int64_t kMaxProfileBytes = 1 << 20;
 
 // Reads the fields of one object and remembers which it knew.
 class ObjectReader {
@@ -180,12 +181,8 @@ absl::StatusOr<MachineProfile> ParseMachineProfile(std::string_view json) {
 }
 
 absl::StatusOr<MachineProfile> ReadMachineProfile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return absl::NotFoundError(absl::StrCat("machine profile ", path, " cannot be opened"));
-  std::ostringstream text;
-  text << file.rdbuf();
-  absl::StatusOr<MachineProfile> profile = ParseMachineProfile(text.str());
+  ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path, kMaxProfileBytes));
+  absl::StatusOr<MachineProfile> profile = ParseMachineProfile(text);
   if (profile.ok()) return profile;
   return absl::Status(profile.status().code(),
                       absl::StrCat(path, ": ", profile.status().message()));

@@ -1,10 +1,9 @@
 #include "engine/tokenizer/json_fields.h"
 
-#include <fstream>
 #include <limits>
-#include <sstream>
 
 #include "absl/status/status.h"
+#include "engine/base/regular_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/tokenizer/strings.h"
 
@@ -20,17 +19,8 @@ absl::Status WrongType(const Json* field, const char* key, std::string_view expe
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(Cat("cannot open ", path));
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad()) return absl::UnavailableError(Cat("reading ", path, " failed"));
-  return std::move(text).str();
-}
-
 absl::StatusOr<Json> ReadJsonFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadRegularFile(path, kMaxTokenizerFileBytes));
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {

@@ -14,10 +14,10 @@ namespace writescope::tokenizer {
 
 using Json = nlohmann::json;
 
-// NotFound if there is no such file, InvalidArgument if it is not JSON.
+// The errors of ReadRegularFile; InvalidArgument if it is not JSON.
 absl::StatusOr<Json> ReadJsonFile(const std::string& path);
-// NotFound if there is no such file.
-absl::StatusOr<std::string> ReadTextFile(const std::string& path);
+// The largest known tokenizer.json has 34 MB.
+inline constexpr int64_t kMaxTokenizerFileBytes = int64_t{1} << 30;
 
 // In all of these `where` says in errors which object is read. A field that is absent or null is
 // an error without a default, else the default; a field of another type is an error always.

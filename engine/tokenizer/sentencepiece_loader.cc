@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_replace.h"
+#include "engine/base/regular_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/tokenizer/json_fields.h"
 #include "engine/tokenizer/sentencepiece_normalizer.h"
@@ -216,7 +217,7 @@ class SentencePieceLoader {
 
 absl::StatusOr<TokenizerParts> LoadSentencePiece(const std::string& path,
                                                  const TokenizerConfig& config) {
-  ASSIGN_OR_RETURN(const std::string bytes, ReadTextFile(path));
+  ASSIGN_OR_RETURN(const std::string bytes, ReadRegularFile(path, kMaxTokenizerFileBytes));
   absl::StatusOr<SentencePieceModel> file = ParseSentencePieceModel(bytes);
   absl::StatusOr<TokenizerParts> parts =
       file.ok() ? SentencePieceLoader(*std::move(file), config).Load() : file.status();

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
+#include "engine/base/regular_file.h"
 #include "engine/base/status_macros.h"
 #include "engine/tokenizer/json_fields.h"
 #include "engine/tokenizer/strings.h"
@@ -86,7 +87,8 @@ absl::StatusOr<TokenizerConfig> TokenizerConfig::Load(const std::string& model_d
   } else if (!absl::IsNotFound(file.status())) {
     return file.status();
   }
-  absl::StatusOr<std::string> jinja = ReadTextFile(Cat(model_dir, "/chat_template.jinja"));
+  absl::StatusOr<std::string> jinja =
+      ReadRegularFile(Cat(model_dir, "/chat_template.jinja"), kMaxTokenizerFileBytes);
   if (jinja.ok()) {
     result.chat_template = *std::move(jinja);
   } else if (!absl::IsNotFound(jinja.status())) {

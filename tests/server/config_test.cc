@@ -175,6 +175,32 @@ TEST(WorkerConfig, PrintedConfigReadsBack) {
   EXPECT_EQ(read.config->engine.vram_budget_bytes, 40 * kMiB);
 }
 
+TEST(WorkerConfig, PrintedPathsReadBackWhateverIsInThem) {
+  const std::string path = ::testing::TempDir() + "/paths.toml";
+  for (const std::string model : {"/m/a#b", "#m", "/m/a b", "/m/a b#c", "/m/[x]", "/m/a,b",
+                                  "/m/a;b", "/m/it's#1", "/m/x\"y", "/m/b\\c", "m = 3"}) {
+    const std::vector<std::string> flags = {"--model=" + model, "--vram-budget=40MiB"};
+    std::vector<std::string> print = flags;
+    print.push_back("--print-config");
+    std::ofstream(path) << ParseWorkerConfig(print).message;
+    const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+    ASSERT_TRUE(read.config.has_value()) << model << ": " << read.message;
+    EXPECT_EQ(read.config->engine.model_dir, model);
+  }
+  std::remove(path.c_str());
+}
+
+TEST(WorkerConfig, CommentsInAFileAreNoValues) {
+  const std::string path = ::testing::TempDir() + "/comments.toml";
+  std::ofstream(path) << "# \"all of it\nmodel=\"m\"  # \"the folder\"\nvram-budget=40MiB# small\n"
+                      << "  max-queue=7 #9\n";
+  const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+  std::remove(path.c_str());
+  ASSERT_TRUE(read.config.has_value()) << read.message;
+  EXPECT_EQ(read.config->engine.model_dir, "m");
+  EXPECT_EQ(read.config->engine.max_queue, 7);
+}
+
 TEST(WorkerConfig, AFileWithAnUnknownKeyIsRefused) {
   const std::string path = ::testing::TempDir() + "/misspelt.toml";
   std::ofstream(path) << "model=\"m\"\nvram-budget=\"40MiB\"\nmax-sequencess=3\n";

@@ -26,6 +26,18 @@ int RunPrepared() {
   return 0;
 }
 
+int RunWithFewDescriptors() {
+  const rlimit files = {100, 100};
+  setrlimit(RLIMIT_NOFILE, &files);
+  PrepareProcess();
+  return 0;
+}
+
+TEST(ProcessDeathTest, AHardLimitThatIsSmallIsSaid) {
+  EXPECT_EXIT(std::_Exit(RunWithFewDescriptors()), testing::ExitedWithCode(0),
+              "few descriptors.*limit=100");
+}
+
 TEST(ProcessDeathTest, StandardStreamsAreOpenAndDescriptorsAreMany) {
   EXPECT_EXIT(std::_Exit(RunPrepared()), testing::ExitedWithCode(0), "");
 }

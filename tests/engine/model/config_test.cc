@@ -319,6 +319,24 @@ TEST(ModelConfig, YarnOfQwen) {
   EXPECT_EQ(ratio.rope.factor, 4);
 }
 
+// As checkpoints have it that newer tools saved again.
+TEST(ModelConfig, BothSpellingsOfRopeMayBeThereIfTheyAgree) {
+  json config = json::parse(ReadFile(ShapeFile("qwen3-30b-a3b")));
+  config.erase("rope_theta");
+  const json yarn = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  config["rope_scaling"] = yarn;
+  config["rope_parameters"] = yarn;
+  config["rope_parameters"]["rope_theta"] = 5e6;
+  const absl::StatusOr<ModelConfig> parsed = ParseModelConfig(config.dump(), "");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->rope.kind, RopeConfig::Kind::kYarn);
+  EXPECT_EQ(parsed->rope.theta, 5e6);
+  config["rope_scaling"]["factor"] = 2.0;
+  EXPECT_EQ(ParseModelConfig(config.dump(), "").status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(ModelConfig, EosOfBothFiles) {
   json config = json::parse(ReadFile(ShapeFile("qwen3-30b-a3b")));
   const auto eos = [&](const char* generation) {

@@ -1,0 +1,18 @@
+// The format of files that --config reads and --print-config writes: CLI11's TOML, but a '#' within
+// quotes belongs to the value, as in TOML. The library ends a value at the first '#' anywhere.
+#pragma once
+
+#include <istream>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+
+namespace writescope::server {
+
+class ConfigFile : public CLI::ConfigBase {
+ public:
+  ConfigFile();
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;
+};
+
+}  // namespace writescope::server
