@@ -1,6 +1,8 @@
 #include "engine/kernels/elementwise.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "engine/base/bf16.h"
 
@@ -41,6 +43,48 @@ void RopeRow(int half, const float* cos_values, const float* sin_values, float* 
 
 void SwiGlu(int64_t count, const float* gate, const float* up, float* out) {
   for (int64_t i = 0; i < count; ++i) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+}
+
+RowMax MaxOfRow(int64_t dim, const float* x) {
+  // The largest of each block in lanes that a compiler turns into vector code: vocabularies are
+  // large, and this runs for every sequence of every step.
+  constexpr int64_t kBlock = 1024;
+  constexpr int64_t kLanes = 16;
+  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+  RowMax result = {.value = kMinusInfinity};
+  int64_t best_block = 0;
+  for (int64_t first = 0; first < dim; first += kBlock) {
+    const float* block = x + first;
+    const int64_t size = std::min(kBlock, dim - first);
+    float lanes[kLanes];
+    int nans[kLanes] = {};
+    std::fill_n(lanes, kLanes, kMinusInfinity);
+    const int64_t whole = size / kLanes * kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const float value = block[i + lane];
+        lanes[lane] = value > lanes[lane] ? value : lanes[lane];
+        nans[lane] += value != value;
+      }
+    }
+    float largest = *std::max_element(lanes, lanes + kLanes);
+    bool has_nan = std::any_of(nans, nans + kLanes, [](int count) { return count > 0; });
+    for (int64_t i = whole; i < size; ++i) {
+      largest = block[i] > largest ? block[i] : largest;
+      has_nan |= std::isnan(block[i]);
+    }
+    if (has_nan && result.first_nan < 0) {
+      const float* nan = std::find_if(block, block + size, [](float v) { return std::isnan(v); });
+      result.first_nan = static_cast<int32_t>(nan - x);
+    }
+    if (largest > result.value) {
+      result.value = largest;
+      best_block = first;
+    }
+  }
+  if (result.value == kMinusInfinity) return result;
+  result.index = static_cast<int32_t>(std::find(x + best_block, x + dim, result.value) - x);
+  return result;
 }
 
 void Bf16ToFloats(int64_t count, const std::byte* from, float* to) {

@@ -1,5 +1,6 @@
 // The small row operations of the model: norm, rotary embedding, gated activation, embedding
-// lookup. Float32 throughout; each has a twin in double. Single-threaded.
+// lookup, the largest logit. Float32 throughout; each has a twin, in double where it rounds.
+// Single-threaded.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,15 @@ void RopeRowRef(int64_t position, int half, const float* inv_freq, float scale, 
 // out[i] = silu(gate[i]) * up[i], silu(g) = g / (1 + e^-g). out may be either input.
 void SwiGlu(int64_t count, const float* gate, const float* up, float* out);
 void SwiGluRef(int64_t count, const float* gate, const float* up, double* out);
+
+// The largest value of a row; NaN is passed over.
+struct alignas(16) RowMax {
+  float value = 0;         // -infinity when none is larger
+  int32_t index = 0;       // The lowest of equal ones; 0 when none is above -infinity
+  int32_t first_nan = -1;  // Index; -1 without one
+};
+RowMax MaxOfRow(int64_t dim, const float* x);
+RowMax MaxOfRowRef(int64_t dim, const float* x);
 
 // Widens `count` bf16 values.
 void Bf16ToFloats(int64_t count, const std::byte* from, float* to);

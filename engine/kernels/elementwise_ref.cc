@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 
 #include "engine/kernels/elementwise.h"
 
@@ -26,6 +27,18 @@ void SwiGluRef(int64_t count, const float* gate, const float* up, double* out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = gate[i] / (1.0 + std::exp(-static_cast<double>(gate[i]))) * up[i];
   }
+}
+
+RowMax MaxOfRowRef(int64_t dim, const float* x) {
+  RowMax result = {.value = -std::numeric_limits<float>::infinity()};
+  for (int64_t i = 0; i < dim; ++i) {
+    if (std::isnan(x[i]) && result.first_nan < 0) result.first_nan = static_cast<int32_t>(i);
+    if (x[i] > result.value) {
+      result.value = x[i];
+      result.index = static_cast<int32_t>(i);
+    }
+  }
+  return result;
 }
 
 }  // namespace writescope::kernels

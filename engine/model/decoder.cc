@@ -292,21 +292,27 @@ void Decoder::AfterAttention(int layer) {
             .normed = normed_});
 }
 
-void Decoder::Logits(std::span<const int> rows, float* to) {
+void Decoder::Logits(std::span<const int> rows, kernels::RowMax* largest) {
   const int count = static_cast<int>(rows.size());
   CHECK_LE(count, limits_.max_logit_rows);
   ops_.GatherRows(rows, config_.hidden_size, normed_, gathered_);
-  LogitsOf(count, gathered_, to);
+  LogitsOf(count, gathered_, largest);
 }
 
-void Decoder::AllLogits(float* to) {
+void Decoder::AllLogits(kernels::RowMax* largest) {
   CHECK_LE(num_rows_, limits_.max_logit_rows);
-  LogitsOf(num_rows_, normed_, to);
+  LogitsOf(num_rows_, normed_, largest);
 }
 
-void Decoder::LogitsOf(int num_rows, const void* normed, float* to) {
+void Decoder::LogitsOf(int num_rows, const void* normed, kernels::RowMax* largest) {
   ops_.Linear(num_rows, normed, weights_.lm_head, logits_);
-  ops_.DownloadFloats(logits_, int64_t{num_rows} * config_.vocab_size, to);
+  ops_.MaxOfRows(num_rows, config_.vocab_size, logits_, largest);
+}
+
+void Decoder::DownloadLogits(int64_t first, int64_t count, float* to) {
+  CHECK_LE(first + count, limits_.max_logit_rows);
+  ops_.DownloadFloats(Offset(logits_, first * config_.vocab_size * ops_.activation_bytes()),
+                      count * config_.vocab_size, to);
 }
 
 }  // namespace writescope::model

@@ -12,6 +12,7 @@
 #include "engine/base/tile_layout.h"
 #include "engine/base/units.h"
 #include "engine/device/device.h"
+#include "engine/kernels/elementwise.h"
 #include "engine/model/config.h"
 #include "engine/model/device_weights.h"
 #include "engine/ops/ops.h"
@@ -49,15 +50,18 @@ class Decoder {
                        std::span<const ops::KvTarget> targets);
   // Output projection and MLP or experts, each added to the residual stream; and the next norm.
   void AfterAttention(int layer);
-  // After all layers: logits of the given rows of the step, to page-locked host memory
-  // [rows, vocab].
-  void Logits(std::span<const int> rows, float* to);
+  // After all layers: logits of the given rows of the step, and the largest of each, to page-locked
+  // host memory.
+  void Logits(std::span<const int> rows, kernels::RowMax* largest);
+  // Of the last logits, those of rows [first, first + count), to page-locked host memory
+  // [count, vocab].
+  void DownloadLogits(int64_t first, int64_t count, float* to);
 
   // The same for the step of `num_rows` rows that is staged (Ops::StageStep). Nothing here takes
   // arrays from the host, so all of it can be recorded.
   void EmbedStaged(int num_rows);
   void StagedLayer(int layer);
-  void AllLogits(float* to);
+  void AllLogits(kernels::RowMax* largest);
 
   float* q() const { return q_; }  // [rows, heads, k_dim]
   ops::AttendState state() const { return state_; }
@@ -82,7 +86,7 @@ class Decoder {
   // Of the rows in x_, what the layer after `layer` (-1: before all), or the logits, begin with.
   const float* NormAfter(int layer) const;
   void Norm(const float* weight);
-  void LogitsOf(int num_rows, const void* normed, float* to);
+  void LogitsOf(int num_rows, const void* normed, kernels::RowMax* largest);
   ops::Rope rope() const;
 
   const ModelConfig& config_;

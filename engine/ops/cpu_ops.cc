@@ -210,6 +210,15 @@ void CpuOps::GatherRows(std::span<const int> rows, int dim, const void* x, void*
   });
 }
 
+void CpuOps::MaxOfRows(int num_rows, int dim, const void* x, kernels::RowMax* to) {
+  device_.compute().Launch([=, this] {
+    const double work_us = 4.0 * num_rows * dim / kBytesPerUs;
+    ForItems(num_rows, work_us, [=](int64_t row, int) {
+      to[row] = kernels::MaxOfRow(dim, static_cast<const float*>(x) + row * dim);
+    });
+  });
+}
+
 void CpuOps::DownloadFloats(const void* from, int64_t count, float* to) {
   device_.compute().Launch(
       [=] { std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float)); });

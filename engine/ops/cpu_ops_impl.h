@@ -68,6 +68,7 @@ class CpuOps final : public Ops {
   void Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) override;
   void Moe(const MoeArgs& args) override;
   void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) override;
+  void MaxOfRows(int num_rows, int dim, const void* x, kernels::RowMax* to) override;
   void DownloadFloats(const void* from, int64_t count, float* to) override;
   void PublishQueries(int64_t num_floats, const float* q, float* to) override;
 

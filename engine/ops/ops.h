@@ -18,6 +18,7 @@
 #include "engine/base/tile_layout.h"
 #include "engine/base/units.h"
 #include "engine/device/device.h"
+#include "engine/kernels/elementwise.h"
 
 namespace writescope::ops {
 
@@ -296,6 +297,8 @@ class Ops : public Recorder {
   virtual void Moe(const MoeArgs& args) = 0;
   // out[i] = x[rows[i]], rows of `dim` activations.
   virtual void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) = 0;
+  // to[i] = the largest of row i of `dim` activations; `to` is page-locked host memory.
+  virtual void MaxOfRows(int num_rows, int dim, const void* x, kernels::RowMax* to) = 0;
   // to[i] = float(from[i]); `to` is page-locked host memory.
   virtual void DownloadFloats(const void* from, int64_t count, float* to) = 0;
   // Copies the first `num_rows` rows of queries to page-locked host memory in the order of the

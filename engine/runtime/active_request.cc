@@ -59,10 +59,13 @@ int64_t ActiveRequest::expected_tokens() const {
 }
 
 LogitsOf ActiveRequest::wanted_logits(bool reaches_end) const {
-  if (request_.prompt_logprobs.has_value() && prompt_logprobs_done_ < prompt_tokens_) {
-    return LogitsOf::kAll;
-  }
+  if (owes_prompt_logprobs()) return LogitsOf::kAll;
   return reaches_end && max_new_tokens_ > 0 ? LogitsOf::kLast : LogitsOf::kNone;
+}
+
+bool ActiveRequest::wants_only_largest() const {
+  return sampler_.takes_largest() && !bans_tokens() && !request_.logprobs.has_value() &&
+         !owes_prompt_logprobs();
 }
 
 void ActiveRequest::AddPromptLogprobs(int64_t position, std::span<const float> logits) {
@@ -86,7 +89,7 @@ void ActiveRequest::AddPromptLogprobs(int64_t position, std::span<const float> l
 }
 
 std::vector<TokenId> ActiveRequest::BannedTokens() const {
-  if (usage_.generated_tokens >= request_.stopping.min_tokens) return {};
+  if (!bans_tokens()) return {};
   std::vector<TokenId> banned = request_.stopping.stop_token_ids;
   if (!request_.stopping.ignore_eos) {
     banned.insert(banned.end(), model_.eos_tokens.begin(), model_.eos_tokens.end());
@@ -133,13 +136,15 @@ std::optional<Finish> ActiveRequest::EndOf(TokenId token) const {
   return std::nullopt;
 }
 
-absl::Status ActiveRequest::OnLogits(int64_t position, std::span<const float> logits,
-                                     absl::Time now) {
-  AddPromptLogprobs(position, logits);
+absl::Status ActiveRequest::OnLogits(int64_t position, const RowLogits& logits, absl::Time now) {
+  const bool only_largest = logits.all.empty();
+  if (!only_largest) AddPromptLogprobs(position, logits.all);
   if (position + 1 < num_tokens()) return absl::OkStatus();
   if (max_new_tokens_ == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(SampledToken sampled, sampler_.Sample(logits, usage_.generated_tokens,
-                                                         BannedTokens(), request_.logprobs));
+  ASSIGN_OR_RETURN(SampledToken sampled,
+                   only_largest ? Sampler::SampleLargest(logits.largest, usage_.generated_tokens)
+                                : sampler_.Sample(logits.all, usage_.generated_tokens,
+                                                  BannedTokens(), request_.logprobs));
   sampler_.Accept(sampled.token);
   tokens_.push_back(sampled.token);
   ++usage_.generated_tokens;

@@ -59,10 +59,12 @@ class ActiveRequest {
   // Tokens that it may still come to hold, as far as is known: for admission.
   int64_t expected_tokens() const;
   LogitsOf wanted_logits(bool reaches_end) const;
+  // Whether the largest of its logits is all that the next OnLogits needs.
+  bool wants_only_largest() const;
 
   // Logits after position `position` of its tokens. Samples when it is the last; the first error
   // ends the request.
-  absl::Status OnLogits(int64_t position, std::span<const float> logits, absl::Time now);
+  absl::Status OnLogits(int64_t position, const RowLogits& logits, absl::Time now);
   // All its tokens are in the cache and there is no token to come: max_tokens is 0, or the prompt
   // fills the context.
   void FinishWithoutTokens() { finish_ = Finish{.reason = limit_reason_}; }
@@ -89,7 +91,11 @@ class ActiveRequest {
 
  private:
   void Send(GenerateEvent event);
+  bool owes_prompt_logprobs() const {
+    return request_.prompt_logprobs.has_value() && prompt_logprobs_done_ < prompt_tokens_;
+  }
   void AddPromptLogprobs(int64_t position, std::span<const float> logits);
+  bool bans_tokens() const { return usage_.generated_tokens < request_.stopping.min_tokens; }
   std::vector<TokenId> BannedTokens() const;
   std::string TextOf(TokenId token);
   std::string HeldBackText();

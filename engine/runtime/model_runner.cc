@@ -24,6 +24,9 @@ int MaxLogitRows(const ModelRunner::Options& options) {
   return std::max(options.max_sequences, kMinLogitRows);
 }
 
+int64_t LogitsBytes(int rows, int vocab) { return int64_t{4} * rows * vocab; }
+int64_t LargestBytes(int rows) { return rows * int64_t{sizeof(kernels::RowMax)}; }
+
 kvcache::InplaceKvCache::Options CacheOptions(const model::ModelConfig& config,
                                               const ModelRunner::Options& options) {
   kvcache::InplaceKvCache::Options cache = options.cache;
@@ -68,8 +71,9 @@ ModelRunner::FixedBytes ModelRunner::PlanBytes(const model::ModelConfig& config,
   bytes.tails_and_workspace = pages(kvcache::InplaceKvCache::TailBytes(cache)) +
                               pages(kvcache::InplaceKvCache::WorkspaceBytes(cache));
   bytes.handoff_host = attention::CpuAttention::HostBytes(CpuOptions(config, options));
-  bytes.logits_host = pages(int64_t{4} * config.vocab_size * MaxLogitRows(options)) +
-                      pages(int64_t{4} * config.vocab_size * options.max_sequences);
+  for (const int rows : {MaxLogitRows(options), options.max_sequences}) {
+    bytes.logits_host += pages(LogitsBytes(rows, config.vocab_size)) + pages(LargestBytes(rows));
+  }
   return bytes;
 }
 
@@ -106,12 +110,21 @@ absl::StatusOr<std::unique_ptr<ModelRunner>> ModelRunner::Create(
   ASSIGN_OR_RETURN(runner->resident_decoder_,
                    model::Decoder::Create(config, geometry, weights, ops, ResidentLimits(options)));
   ASSIGN_OR_RETURN(runner->logits_,
-                   device.AllocateHost(int64_t{4} * config.vocab_size * MaxLogitRows(options),
-                                       device::HostMemory::kPageLocked, "logits"));
+                   AllocateLogits(device, MaxLogitRows(options), config.vocab_size));
   ASSIGN_OR_RETURN(runner->resident_logits_,
-                   device.AllocateHost(int64_t{4} * config.vocab_size * options.max_sequences,
-                                       device::HostMemory::kPageLocked, "resident logits"));
+                   AllocateLogits(device, options.max_sequences, config.vocab_size));
   return runner;
+}
+
+absl::StatusOr<ModelRunner::HostLogits> ModelRunner::AllocateLogits(device::Device& device,
+                                                                    int rows, int vocab) {
+  HostLogits logits;
+  ASSIGN_OR_RETURN(logits.logits, device.AllocateHost(LogitsBytes(rows, vocab),
+                                                      device::HostMemory::kPageLocked, "logits"));
+  ASSIGN_OR_RETURN(
+      logits.largest,
+      device.AllocateHost(LargestBytes(rows), device::HostMemory::kPageLocked, "largest logits"));
+  return logits;
 }
 
 bool ModelRunner::IsResident(int slot) const {
@@ -148,12 +161,13 @@ absl::StatusOr<double> ModelRunner::MeasureDense(int batch_size) {
   }
   std::vector<StepSlice> slices;
   for (size_t i = 0; i < slots.size(); ++i) {
-    slices.push_back({.slot = slots[i], .tokens = std::span(tokens).subspan(i, 1)});
+    slices.push_back(
+        {.slot = slots[i], .tokens = std::span(tokens).subspan(i, 1), .only_largest = true});
   }
   int full_slice = -1;
   const double began_s = device::NowSeconds();
   const absl::Status status = RunResident(
-      slices, [](int, int64_t, std::span<const float>) {}, &full_slice, /*may_replay=*/false);
+      slices, [](int, int64_t, const RowLogits&) {}, &full_slice, /*may_replay=*/false);
   const double seconds = device::NowSeconds() - began_s;
   for (const int slot : slots) cache_->RemoveSequence(slot);
   RETURN_IF_ERROR(status);
@@ -191,6 +205,7 @@ absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, int64_t ret
       if (slice.logits == LogitsOf::kLast && t + 1 < num_tokens) continue;
       step->logit_rows.push_back(first_row + t);
       step->logit_slices.push_back(static_cast<int>(i));
+      step->only_largest.push_back(slice.only_largest);
     }
   }
   step->attention =
@@ -251,13 +266,14 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
   attention_->BeginStep(step.attention, options.share);
   decoder_->Embed(step.tokens);
   status = RunLayers(step, options);
-  float* logits = reinterpret_cast<float*>(logits_.data());
   const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
   const int64_t first_batch = std::min<int64_t>(num_logits, decoder_->max_logit_rows());
   absl::StatusOr<attention::AttentionStats> stats = attention::AttentionStats();
   if (status.ok()) {
     if (first_batch > 0) {
-      decoder_->Logits(std::span(step.logit_rows).first(static_cast<size_t>(first_batch)), logits);
+      decoder_->Logits(std::span(step.logit_rows).first(static_cast<size_t>(first_batch)),
+                       logits_.largest_of_rows());
+      DownloadLogits(step, 0, first_batch, *decoder_, logits_);
     }
     stats = attention_->EndStep(ops_.device().compute().Record());
   } else {
@@ -270,14 +286,15 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
     return stats.status();
   }
   Finish(slices, step);
-  EmitLogits(step, 0, first_batch, logits, sink);
+  EmitLogits(step, 0, first_batch, logits_, sink);
   for (int64_t first = first_batch; first < num_logits; first += decoder_->max_logit_rows()) {
     const int64_t count = std::min<int64_t>(decoder_->max_logit_rows(), num_logits - first);
     decoder_->Logits(
         std::span(step.logit_rows).subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-        logits);
+        logits_.largest_of_rows());
+    DownloadLogits(step, first, count, *decoder_, logits_);
     RETURN_IF_ERROR(ops_.device().compute().Record().Wait(absl::InfiniteDuration()));
-    EmitLogits(step, first, count, logits, sink);
+    EmitLogits(step, first, count, logits_, sink);
   }
   StepResult result;
   result.attention = *stats;
@@ -323,26 +340,28 @@ absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const L
   }
   const int num_rows = static_cast<int>(step.tokens.size());
   const bool all_logits = step.logit_rows.size() == step.tokens.size();
-  float* logits = reinterpret_cast<float*>(resident_logits_.data());
+  kernels::RowMax* largest = resident_logits_.largest_of_rows();
   const bool can_replay =
       StageResident(step) && all_logits && may_replay && !resident_decoder_->has_choice_hook();
   const auto submit = [&] {
     resident_decoder_->EmbedStaged(num_rows);
     for (int layer = 0; layer < config_.num_layers; ++layer) resident_decoder_->StagedLayer(layer);
-    if (all_logits) resident_decoder_->AllLogits(logits);
+    if (all_logits) resident_decoder_->AllLogits(largest);
   };
   if (can_replay) {
     recordings_.Submit(num_rows, submit);
   } else {
     submit();
   }
-  if (!all_logits && !step.logit_rows.empty()) resident_decoder_->Logits(step.logit_rows, logits);
+  const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
+  if (!all_logits && num_logits > 0) resident_decoder_->Logits(step.logit_rows, largest);
+  DownloadLogits(step, 0, num_logits, *resident_decoder_, resident_logits_);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
   }
   RETURN_IF_ERROR(ops_.device().compute().Record().Wait(absl::InfiniteDuration()));
   Finish(slices, step);
-  EmitLogits(step, 0, static_cast<int64_t>(step.logit_rows.size()), logits, sink);
+  EmitLogits(step, 0, num_logits, resident_logits_, sink);
   return absl::OkStatus();
 }
 
@@ -362,13 +381,26 @@ void ModelRunner::Abandon(Step& step) {
   step.retained.clear();
 }
 
-void ModelRunner::EmitLogits(const Step& step, int64_t first, int64_t count, const float* logits,
-                             const LogitsSink& sink) const {
-  const size_t vocab = static_cast<size_t>(config_.vocab_size);
+void ModelRunner::DownloadLogits(const Step& step, int64_t first, int64_t count,
+                                 model::Decoder& decoder, const HostLogits& logits) const {
+  const auto whole = [&](int64_t i) { return !step.only_largest[static_cast<size_t>(first + i)]; };
+  for (int64_t i = 0; i < count;) {
+    int64_t end = i;
+    while (end < count && whole(end)) ++end;
+    if (end > i) decoder.DownloadLogits(i, end - i, logits.row(i, config_.vocab_size));
+    i = std::max(end, i + 1);
+  }
+}
+
+void ModelRunner::EmitLogits(const Step& step, int64_t first, int64_t count,
+                             const HostLogits& logits, const LogitsSink& sink) const {
   for (int64_t i = 0; i < count; ++i) {
     const size_t at = static_cast<size_t>(first + i);
-    sink(step.logit_slices[at], step.positions[static_cast<size_t>(step.logit_rows[at])],
-         {logits + static_cast<size_t>(i) * vocab, vocab});
+    RowLogits row = {.largest = logits.largest_of_rows()[i]};
+    if (!step.only_largest[at]) {
+      row.all = {logits.row(i, config_.vocab_size), static_cast<size_t>(config_.vocab_size)};
+    }
+    sink(step.logit_slices[at], step.positions[static_cast<size_t>(step.logit_rows[at])], row);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "engine/attention/hybrid_attention.h"
 #include "engine/device/device.h"
+#include "engine/kernels/elementwise.h"
 #include "engine/kvcache/inplace_kv_cache.h"
 #include "engine/model/config.h"
 #include "engine/model/decoder.h"
@@ -28,6 +29,7 @@ struct StepSlice {
   int slot = 0;
   std::span<const TokenId> tokens;
   LogitsOf logits = LogitsOf::kLast;
+  bool only_largest = false;  // Of its logits the host needs no others.
 };
 
 struct StepOptions {
@@ -40,9 +42,14 @@ struct StepOptions {
   attention::HybridAttention::Between between;
 };
 
-// logits [vocab] of one row; valid during the call. `index` counts the rows of the slice that have
-// logits.
-using LogitsSink = std::function<void(int slice, int64_t position, std::span<const float> logits)>;
+// What a step says of one row.
+struct RowLogits {
+  kernels::RowMax largest;
+  std::span<const float> all;  // [vocab]; empty where the slice wants only the largest
+};
+
+// Called for each row that has logits, which are valid during the call.
+using LogitsSink = std::function<void(int slice, int64_t position, const RowLogits& logits)>;
 
 // Attention of one slice, in key positions, mean over layers.
 struct SliceAttention {
@@ -75,7 +82,7 @@ class ModelRunner {
     int64_t activations = 0;
     int64_t tails_and_workspace = 0;
     int64_t handoff_host = 0;
-    int64_t logits_host = 0;
+    int64_t logits_host = 0;  // And the largest of each row
   };
   static FixedBytes PlanBytes(const model::ModelConfig& config, int activation_bytes,
                               const Options& options);
@@ -122,6 +129,18 @@ class ModelRunner {
     attention::StepAttention attention;
     std::vector<int> logit_rows;
     std::vector<int> logit_slices;
+    std::vector<bool> only_largest;  // By logit row
+  };
+  // Where a decoder's logits come to on the host, for as many rows as it has logits for.
+  struct HostLogits {
+    device::Buffer logits;   // Page-locked [rows, vocab]
+    device::Buffer largest;  // Page-locked kernels::RowMax [rows]
+    float* row(int64_t i, int vocab) const {
+      return reinterpret_cast<float*>(logits.data()) + i * vocab;
+    }
+    kernels::RowMax* largest_of_rows() const {
+      return reinterpret_cast<kernels::RowMax*>(largest.data());
+    }
   };
   ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options);
   absl::Status Prepare(std::span<const StepSlice> slices, int64_t retain_keep_free, Step* step,
@@ -133,8 +152,12 @@ class ModelRunner {
   bool StageResident(const Step& step);
   void Finish(std::span<const StepSlice> slices, Step& step);
   void Abandon(Step& step);
-  // Rows [first, first + count) of the step's logit rows.
-  void EmitLogits(const Step& step, int64_t first, int64_t count, const float* logits,
+  static absl::StatusOr<HostLogits> AllocateLogits(device::Device& device, int rows, int vocab);
+  // Of rows [first, first + count) of the step's logit rows, which are those of the decoder's last
+  // logits. Download submits copies of what the host needs whole.
+  void DownloadLogits(const Step& step, int64_t first, int64_t count, model::Decoder& decoder,
+                      const HostLogits& logits) const;
+  void EmitLogits(const Step& step, int64_t first, int64_t count, const HostLogits& logits,
                   const LogitsSink& sink) const;
   std::vector<SliceAttention> Attribute(const Step& step, double cut_blocks, bool handoff) const;
 
@@ -146,8 +169,8 @@ class ModelRunner {
   std::unique_ptr<model::Decoder> decoder_;           // Prefill and hybrid steps
   std::unique_ptr<model::Decoder> resident_decoder_;  // Steps inside a hybrid step
   StepRecordings recordings_;                         // Of resident_decoder_'s steps
-  device::Buffer logits_;                             // Page-locked [max_logit_rows, vocab]
-  device::Buffer resident_logits_;                    // Page-locked [max_sequences, vocab]
+  HostLogits logits_;                                 // Of decoder_
+  HostLogits resident_logits_;                        // Of resident_decoder_
 };
 
 }  // namespace writescope::runtime

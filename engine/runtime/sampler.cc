@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/status_macros.h"
 #include "engine/runtime/error_reason.h"
 
 namespace writescope::runtime {
@@ -23,39 +24,27 @@ double Uniform(uint64_t seed, uint64_t counter) {
   return static_cast<double>(z >> 11) * 0x1.0p-53;
 }
 
+absl::Status CheckNoNan(const kernels::RowMax& largest, int64_t index) {
+  if (largest.first_nan < 0) return absl::OkStatus();
+  return WithReason(
+      absl::InternalError(absl::StrCat("the model's logit of token ", largest.first_nan,
+                                       " is NaN at output position ", index)),
+      "NUMERIC_FAILURE");
+}
+
+absl::Status NoFiniteLogit(int64_t index) {
+  return WithReason(
+      absl::InternalError(absl::StrCat("no token has a finite logit at output position ", index)),
+      "NUMERIC_FAILURE");
+}
+
 // A token whose weight is less than 2^-60 of the best one's cannot be drawn by a number of 53 bits.
 constexpr double kNegligibleLog = 60 * 0.6931471805599453;
 
 }  // namespace
 
 TokenId ArgMax(std::span<const float> logits) {
-  // The largest of each block in lanes that a compiler turns into vector code: vocabularies are
-  // large, and this runs for every sequence of every step.
-  constexpr size_t kBlock = 1024;
-  constexpr size_t kLanes = 16;
-  float best = kMinusInfinity;
-  size_t best_block = 0;
-  for (size_t first = 0; first < logits.size(); first += kBlock) {
-    const std::span<const float> block =
-        logits.subspan(first, std::min(kBlock, logits.size() - first));
-    float lanes[kLanes];
-    std::fill_n(lanes, kLanes, kMinusInfinity);
-    const size_t whole = block.size() / kLanes * kLanes;
-    for (size_t i = 0; i < whole; i += kLanes) {
-      for (size_t lane = 0; lane < kLanes; ++lane) {
-        lanes[lane] = block[i + lane] > lanes[lane] ? block[i + lane] : lanes[lane];
-      }
-    }
-    float largest = *std::max_element(lanes, lanes + kLanes);
-    for (size_t i = whole; i < block.size(); ++i) largest = std::max(largest, block[i]);
-    if (largest > best) {
-      best = largest;
-      best_block = first;
-    }
-  }
-  const auto begin = logits.begin() + static_cast<int64_t>(best_block);
-  const auto found = std::find(begin, logits.end(), best);
-  return found == logits.end() ? 0 : static_cast<TokenId>(found - logits.begin());
+  return kernels::MaxOfRow(static_cast<int64_t>(logits.size()), logits.data()).index;
 }
 
 PositionLogprobs LogprobsOf(std::span<const float> logits, TokenId token, int top) {
@@ -112,16 +101,22 @@ void Sampler::Penalise(std::vector<float>& logits) const {
   }
 }
 
+bool Sampler::takes_largest() const {
+  return params_.temperature == 0 && params_.repetition_penalty == 1 &&
+         params_.presence_penalty == 0 && params_.frequency_penalty == 0;
+}
+
+absl::StatusOr<SampledToken> Sampler::SampleLargest(const kernels::RowMax& largest, int64_t index) {
+  RETURN_IF_ERROR(CheckNoNan(largest, index));
+  if (!std::isfinite(largest.value)) return NoFiniteLogit(index);
+  return SampledToken{.token = largest.index};
+}
+
 absl::StatusOr<SampledToken> Sampler::Sample(std::span<const float> logits, int64_t index,
                                              std::span<const TokenId> banned,
                                              std::optional<int> top_logprobs) {
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i])) {
-      return WithReason(absl::InternalError(absl::StrCat("the model's logit of token ", i,
-                                                         " is NaN at output position ", index)),
-                        "NUMERIC_FAILURE");
-    }
-  }
+  RETURN_IF_ERROR(
+      CheckNoNan(kernels::MaxOfRow(static_cast<int64_t>(logits.size()), logits.data()), index));
   work_.assign(logits.begin(), logits.end());
   Penalise(work_);
   for (const TokenId token : banned) {
@@ -130,11 +125,7 @@ absl::StatusOr<SampledToken> Sampler::Sample(std::span<const float> logits, int6
   }
   SampledToken result;
   result.token = ArgMax(work_);
-  if (!std::isfinite(work_[static_cast<size_t>(result.token)])) {
-    return WithReason(
-        absl::InternalError(absl::StrCat("no token has a finite logit at output position ", index)),
-        "NUMERIC_FAILURE");
-  }
+  if (!std::isfinite(work_[static_cast<size_t>(result.token)])) return NoFiniteLogit(index);
   if (params_.temperature > 0) result.token = Draw(index);
   if (top_logprobs.has_value()) result.logprobs = LogprobsOf(logits, result.token, *top_logprobs);
   return result;

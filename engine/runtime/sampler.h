@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "engine/base/units.h"
+#include "engine/kernels/elementwise.h"
 #include "engine/runtime/request.h"
 
 namespace writescope::runtime {
@@ -38,6 +39,10 @@ class Sampler {
   absl::StatusOr<SampledToken> Sample(std::span<const float> logits, int64_t index,
                                       std::span<const TokenId> banned,
                                       std::optional<int> top_logprobs);
+  // Whether the token is the most likely one by the logits as they are. Where nothing is banned and
+  // no log-probabilities are asked for, SampleLargest then says the same as Sample.
+  bool takes_largest() const;
+  static absl::StatusOr<SampledToken> SampleLargest(const kernels::RowMax& largest, int64_t index);
   // The token is part of the output from now on: it counts for the penalties.
   void Accept(TokenId token);
 

@@ -71,7 +71,7 @@ class StepLoop {
                            const std::function<bool()>& still_waiting);
   attention::SharePlan ChooseShare(int batch_size, const StepBytes& bytes, StepStats* stats);
   void TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
-                  std::span<const float> logits);
+                  const RowLogits& logits);
   // After a failed step: pauses, drops or fails what it takes to go on.
   void HandleStepError(const std::vector<ActiveRequest*>& requests, const absl::Status& status,
                        int full_slice);

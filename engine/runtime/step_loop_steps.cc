@@ -32,7 +32,8 @@ void StepLoop::RunPrefill(const std::vector<ActiveRequest*>& requests,
     slices.push_back(
         {.slot = request.slot,
          .tokens = NextTokens(request, runner_.cache().length(request.slot), num_tokens[i]),
-         .logits = request.wanted_logits(reaches_end)});
+         .logits = request.wanted_logits(reaches_end),
+         .only_largest = request.wants_only_largest()});
     total += num_tokens[i];
   }
   StepOptions options;
@@ -47,7 +48,7 @@ void StepLoop::RunPrefill(const std::vector<ActiveRequest*>& requests,
   int full_slice = -1;
   const absl::StatusOr<StepResult> result = runner_.Run(
       slices, options,
-      [&](int slice, int64_t position, std::span<const float> logits) {
+      [&](int slice, int64_t position, const RowLogits& logits) {
         TakeLogits(requests, slice, position, logits);
       },
       &full_slice);
@@ -66,7 +67,7 @@ void StepLoop::RunPrefill(const std::vector<ActiveRequest*>& requests,
 }
 
 void StepLoop::TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
-                          std::span<const float> logits) {
+                          const RowLogits& logits) {
   ActiveRequest& request = *requests[static_cast<size_t>(slice)];
   const absl::Status status = request.OnLogits(position, logits, clock_.Now());
   if (!status.ok()) {
@@ -109,12 +110,13 @@ bool StepLoop::RunResident(const std::vector<ActiveRequest*>& requests) {
     lengths.push_back(runner_.cache().length(request->slot));
     slices.push_back({.slot = request->slot,
                       .tokens = NextTokens(*request, lengths.back(), 1),
-                      .logits = request->wanted_logits(true)});
+                      .logits = request->wanted_logits(true),
+                      .only_largest = request->wants_only_largest()});
   }
   int full_slice = -1;
   const absl::Status status = runner_.RunResident(
       slices,
-      [&](int slice, int64_t position, std::span<const float> logits) {
+      [&](int slice, int64_t position, const RowLogits& logits) {
         TakeLogits(requests, slice, position, logits);
       },
       &full_slice);
@@ -169,7 +171,8 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
     slots.push_back(request->slot);
     slices.push_back({.slot = request->slot,
                       .tokens = NextTokens(*request, runner_.cache().length(request->slot), 1),
-                      .logits = request->wanted_logits(true)});
+                      .logits = request->wanted_logits(true),
+                      .only_largest = request->wants_only_largest()});
   }
   StepStats stats;
   StepOptions options;
@@ -196,7 +199,7 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   hybrid_running_ = true;
   const absl::StatusOr<StepResult> result = runner_.Run(
       slices, options,
-      [&](int slice, int64_t position, std::span<const float> logits) {
+      [&](int slice, int64_t position, const RowLogits& logits) {
         TakeLogits(requests, slice, position, logits);
       },
       &full_slice);

@@ -67,8 +67,8 @@ absl::StatusOr<std::vector<std::vector<float>>> Driver::Feed(const std::vector<T
     ASSIGN_OR_RETURN(last_step_,
                      model_.runner->Run(
                          {&slice, 1}, {.share = count == 1 ? share : attention::SharePlan()},
-                         [&](int, int64_t, std::span<const float> row) {
-                           logits.emplace_back(row.begin(), row.end());
+                         [&](int, int64_t, const runtime::RowLogits& row) {
+                           logits.emplace_back(row.all.begin(), row.all.end());
                          },
                          &full_slice));
     first += count;

@@ -1,3 +1,5 @@
+#include <climits>
+
 #include "engine/kernels/cuda/elementwise_cuda.h"
 #include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/values.h"
@@ -104,6 +106,88 @@ cudaError_t SwiGlu(cudaStream_t stream, int64_t count, const void* gate, const v
                      static_cast<const T*>(gate), static_cast<const T*>(up), static_cast<T*>(out));
 }
 
+// Orders finite values and infinities as numbers; 0 and -0 are equal.
+__device__ uint32_t OrderOf(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ float ValueOf(uint32_t order) {
+  return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
+}
+
+// The largest seen so far: of equal values the lowest index has the largest key.
+struct Largest {
+  uint64_t key = 0;
+  int first_nan = INT_MAX;
+
+  __device__ void Take(float value, int index) {
+    if (isnan(value)) {
+      first_nan = min(first_nan, index);
+    } else {
+      const uint64_t own = uint64_t{OrderOf(value)} << 32 | (UINT32_MAX - index);
+      key = own > key ? own : key;
+    }
+  }
+  __device__ void Take(const Largest& other) {
+    key = other.key > key ? other.key : key;
+    first_nan = min(first_nan, other.first_nan);
+  }
+  __device__ void TakeOfWarp() {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      Largest other;
+      other.key = __shfl_xor_sync(0xffffffffu, key, offset);
+      other.first_nan = __shfl_xor_sync(0xffffffffu, first_nan, offset);
+      Take(other);
+    }
+  }
+};
+
+constexpr int kMaxThreads = 1024;
+
+// A block takes a row. kVector: rows are multiples of 16 bytes and of 8 values.
+template <typename T, bool kVector>
+__global__ void __launch_bounds__(kMaxThreads) MaxOfRowsKernel(int dim, const T* x, RowMax* to) {
+  __shared__ Largest of_warps[kMaxThreads / 32];
+  WaitForKernelBefore();
+  LetNextKernelBegin();
+  x += static_cast<int64_t>(blockIdx.x) * dim;
+  Largest largest;
+  if constexpr (kVector) {
+#pragma unroll 4
+    for (int d = threadIdx.x * 8; d < dim; d += kMaxThreads * 8) {
+      float values[8];
+      Load8(x + d, values);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) largest.Take(values[i], d + i);
+    }
+  } else {
+    for (int d = threadIdx.x; d < dim; d += kMaxThreads) largest.Take(ToFloat(x[d]), d);
+  }
+  largest.TakeOfWarp();
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  largest = of_warps[threadIdx.x];
+  largest.TakeOfWarp();
+  if (threadIdx.x != 0) return;
+  RowMax result;
+  const bool is_any = largest.key != 0;  // Something that is no NaN
+  result.value = is_any ? ValueOf(static_cast<uint32_t>(largest.key >> 32)) : -INFINITY;
+  result.index = is_any ? static_cast<int>(UINT32_MAX - static_cast<uint32_t>(largest.key)) : 0;
+  // Nothing larger than -infinity is as if there were nothing.
+  if (result.value == -INFINITY) result.index = 0;
+  result.first_nan = largest.first_nan == INT_MAX ? -1 : largest.first_nan;
+  to[blockIdx.x] = result;
+}
+
+template <typename T>
+cudaError_t MaxOfRows(cudaStream_t stream, int num_rows, int dim, const void* x, RowMax* to) {
+  const bool vector = dim % 8 == 0 && IsAligned16(x);
+  const auto kernel = vector ? &MaxOfRowsKernel<T, true> : &MaxOfRowsKernel<T, false>;
+  return LaunchEarly(stream, kernel, num_rows, kMaxThreads, 0, dim, static_cast<const T*>(x), to);
+}
+
 template <typename T>
 __global__ void ToFloatsKernel(int64_t count, const T* from, float* to) {
   for (int64_t i = FirstItem(); i < count; i += ItemStride()) to[i] = ToFloat(from[i]);
@@ -146,6 +230,13 @@ cudaError_t LaunchSwiGlu(cudaStream_t stream, ValueType type, int64_t count, con
   if (count == 0) return cudaSuccess;
   return type == ValueType::kF32 ? SwiGlu<float>(stream, count, gate, up, out)
                                  : SwiGlu<__nv_bfloat16>(stream, count, gate, up, out);
+}
+
+cudaError_t LaunchMaxOfRows(cudaStream_t stream, ValueType type, int num_rows, int dim,
+                            const void* x, RowMax* to) {
+  if (num_rows == 0) return cudaSuccess;
+  return type == ValueType::kF32 ? MaxOfRows<float>(stream, num_rows, dim, x, to)
+                                 : MaxOfRows<__nv_bfloat16>(stream, num_rows, dim, x, to);
 }
 
 cudaError_t LaunchToFloats(cudaStream_t stream, ValueType type, int64_t count, const void* from,

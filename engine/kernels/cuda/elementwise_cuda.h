@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "engine/kernels/cuda/value_type.h"
+#include "engine/kernels/elementwise.h"
 
 namespace writescope::kernels {
 
@@ -25,6 +26,10 @@ cudaError_t LaunchRmsNorm(cudaStream_t stream, ValueType type, int num_rows, int
 // out[i] = silu(gate[i]) * up[i]; out may be either input.
 cudaError_t LaunchSwiGlu(cudaStream_t stream, ValueType type, int64_t count, const void* gate,
                          const void* up, void* out);
+
+// to[i] = MaxOfRow of row i of `dim` values. `to` may be mapped.
+cudaError_t LaunchMaxOfRows(cudaStream_t stream, ValueType type, int num_rows, int dim,
+                            const void* x, RowMax* to);
 
 // to[i] = float(from[i]); `to` may be mapped.
 cudaError_t LaunchToFloats(cudaStream_t stream, ValueType type, int64_t count, const void* from,

@@ -171,6 +171,10 @@ void CudaOps::GatherRows(std::span<const int> rows, int dim, const void* x, void
         "gather of rows");
 }
 
+void CudaOps::MaxOfRows(int num_rows, int dim, const void* x, kernels::RowMax* to) {
+  Check(kernels::LaunchMaxOfRows(stream(), type_, num_rows, dim, x, to), "largest of rows");
+}
+
 void CudaOps::DownloadFloats(const void* from, int64_t count, float* to) {
   Check(kernels::LaunchToFloats(stream(), type_, count, from, to), "download");
 }

@@ -268,6 +268,9 @@ absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
     const int bytes = dim * kernels::ValueBytes(type_);
     Check(kernels::LaunchRmsNorm(stream(), type_, 1, dim, scratch, floats, 1, out), "warm-up");
     Check(kernels::LaunchSwiGlu(stream(), type_, dim, scratch, scratch, out), "warm-up");
+    Check(kernels::LaunchMaxOfRows(stream(), type_, 1, dim, scratch,
+                                   reinterpret_cast<kernels::RowMax*>(out)),
+          "warm-up");
     Check(kernels::LaunchGatherRows(stream(), 1, bytes / 2 * 2, bytes / 2 * 2,
                                     reinterpret_cast<const int32_t*>(scratch), scratch, out),
           "warm-up");

@@ -15,7 +15,6 @@
 #include "engine/runtime/accelerator.h"
 #include "engine/runtime/rate_probe.h"
 #include "engine/runtime/resident_pacer.h"
-#include "engine/runtime/sampler.h"
 #include "tests/bench/raw_read.h"
 
 #if WRITESCOPE_WITH_CUDA
@@ -193,7 +192,7 @@ absl::Status BenchRig::Append(int slot, int64_t num_tokens, PrefillTiming* timin
     ASSIGN_OR_RETURN(
         const runtime::StepResult result,
         runner_->Run(
-            {&slice, 1}, {}, [](int, int64_t, std::span<const float>) {}, &full_slice));
+            {&slice, 1}, {}, [](int, int64_t, const runtime::RowLogits&) {}, &full_slice));
     timing->attention_s += result.attention.device_attention_s;
     timing->dense_s += result.attention.dense_s;
     timing->link_wait_s += result.attention.link_wait_s;
@@ -249,10 +248,11 @@ absl::StatusOr<StepTiming> BenchRig::Step(size_t first, size_t count,
   std::vector<int> slots;
   for (size_t i = first; i < first + count; ++i) {
     slots.push_back(slots_[i]);
-    slices.push_back({.slot = slots_[i], .tokens = std::span(tokens).subspan(i, 1)});
+    slices.push_back(
+        {.slot = slots_[i], .tokens = std::span(tokens).subspan(i, 1), .only_largest = true});
   }
-  const auto sample = [&](int slice, int64_t, std::span<const float> logits) {
-    next_tokens_[first + static_cast<size_t>(slice)] = runtime::ArgMax(logits);
+  const auto sample = [&](int slice, int64_t, const runtime::RowLogits& logits) {
+    next_tokens_[first + static_cast<size_t>(slice)] = logits.largest.index;
   };
   StepTiming timing;
   int full_slice = -1;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -90,6 +91,41 @@ TEST(SwiGlu, MatchesTheTwinAndSurvivesLargeGates) {
   }
   SwiGlu(1000, gate.data(), up.data(), gate.data());
   EXPECT_EQ(gate, got);
+}
+
+void ExpectSameMax(const std::vector<float>& x) {
+  const int64_t dim = static_cast<int64_t>(x.size());
+  const RowMax got = MaxOfRow(dim, x.data());
+  const RowMax want = MaxOfRowRef(dim, x.data());
+  EXPECT_EQ(got.value, want.value);
+  EXPECT_EQ(got.index, want.index) << "of " << dim;
+  EXPECT_EQ(got.first_nan, want.first_nan) << "of " << dim;
+}
+
+TEST(MaxOfRow, MatchesTheTwin) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  std::mt19937_64 rng(testing_support::TestSeed());
+  for (const int64_t dim : {1, 15, 16, 17, 1023, 1024, 1025, 5000}) {
+    for (int i = 0; i < 20; ++i) {
+      std::vector<float> x = Normal(dim, 1, rng);
+      ExpectSameMax(x);
+      for (float& value : x) value = std::round(value);  // Many are equal.
+      ExpectSameMax(x);
+      for (const float special : {-0.0f, kInf, -kInf, NAN}) {
+        x[rng() % x.size()] = special;
+        ExpectSameMax(x);
+      }
+    }
+    for (const float all : {-kInf, NAN}) {
+      ExpectSameMax(std::vector<float>(static_cast<size_t>(dim), all));
+    }
+  }
+}
+
+TEST(MaxOfRow, NothingAboveMinusInfinityIsIndexZero) {
+  const float x[] = {NAN, -std::numeric_limits<float>::infinity()};
+  EXPECT_EQ(MaxOfRowRef(2, x).index, 0);
+  EXPECT_EQ(MaxOfRowRef(2, x).first_nan, 0);
 }
 
 TEST(Bf16ToFloats, WidensEveryValue) {

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "tests/engine/ops/cuda_ops_rig.h"
@@ -82,6 +84,34 @@ TEST_P(CudaOpsTest, RmsNorm) {
           return ValuesOf(rig, out, int64_t{rows} * dim);
         },
         1);
+  }
+}
+
+TEST_P(CudaOpsTest, MaxOfRows) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  std::mt19937_64 rng(TestSeed());
+  for (const auto& [rows, dim] : {std::pair{1, 1}, {3, 33}, {5, 64}, {2, 8191}, {7, 151936}}) {
+    std::vector<float> x = Bf16Values(int64_t{rows} * dim, 1, rng);
+    // Equal ones, zeros of both signs above all else, what is no number, and nothing at all.
+    const auto row = [&](int r) { return x.begin() + r % rows * int64_t{dim}; };
+    std::fill_n(row(1) + dim / 3, std::min(dim - dim / 3, 9), 7.0f);
+    std::transform(row(2), row(2) + dim, row(2), [](float v) { return v > 0 ? -0.0f : v; });
+    *(row(2) + dim / 2) = 0.0f;
+    *(row(3) + dim - 1) = kInf;
+    *(row(4) + dim / 2) = *(row(4) + dim - 1) = NAN;
+    std::fill_n(row(5), dim, -kInf);
+    std::fill_n(row(6), dim, NAN);
+    CudaRig cuda(kLimits, {.compute = GetParam()});
+    auto* got = reinterpret_cast<kernels::RowMax*>(
+        cuda.HostMemory(rows * int64_t{sizeof(kernels::RowMax)}));
+    cuda.ops().MaxOfRows(rows, dim, cuda.Upload(x), got);
+    cuda.Finish();
+    for (int r = 0; r < rows; ++r) {
+      const kernels::RowMax want = kernels::MaxOfRowRef(dim, &*row(r));
+      EXPECT_EQ(got[r].value, want.value);
+      EXPECT_EQ(got[r].index, want.index) << "row " << r << " of " << dim;
+      EXPECT_EQ(got[r].first_nan, want.first_nan) << "row " << r << " of " << dim;
+    }
   }
 }
 

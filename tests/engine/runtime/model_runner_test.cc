@@ -48,7 +48,7 @@ TEST(ModelRunner, AChangedBlockNamesItsSequenceAndLeavesNothingBehind) {
     const auto step = [&](int* slice) {
       const std::vector<StepSlice> slices = {{.slot = good.slot(), .tokens = next},
                                              {.slot = bad.slot(), .tokens = next}};
-      const auto sink = [](int, int64_t, std::span<const float>) {};
+      const auto sink = [](int, int64_t, const RowLogits&) {};
       *slice = -1;
       if (resident) return runner.RunResident(slices, sink, slice);
       return runner.Run(slices, {.share = share}, sink, slice).status();
@@ -108,6 +108,7 @@ TEST_P(ResidentSteps, AreStepsLikeOthers) {
     for (int step = 0; step < kSteps; ++step) {
       const std::vector<TokenId> next = {3 + step, 90 - step};
       std::vector<std::vector<float>> logits[3];
+      std::vector<kernels::RowMax> largest[3];
       for (int i = 0; i < 2; ++i) {
         auto row = drivers[i]->Feed({next[i]}, 1, true, {});
         ASSERT_TRUE(row.ok()) << row.status();
@@ -117,11 +118,19 @@ TEST_P(ResidentSteps, AreStepsLikeOthers) {
         std::vector<StepSlice> slices;
         for (size_t i = 0; i < 2; ++i) {
           slices.push_back({.slot = drivers[(replay ? 4 : 2) + i]->slot(),
-                            .tokens = std::span(next).subspan(i, 1)});
+                            .tokens = std::span(next).subspan(i, 1),
+                            .only_largest = replay && i == static_cast<size_t>(step % 3)});
         }
         int full_slice = -1;
-        const auto sink = [&](int, int64_t, std::span<const float> row) {
-          logits[replay ? 2 : 1].emplace_back(row.begin(), row.end());
+        const auto sink = [&](int slice, int64_t, const RowLogits& row) {
+          logits[replay ? 2 : 1].emplace_back(row.all.begin(), row.all.end());
+          largest[replay ? 2 : 1].push_back(row.largest);
+          EXPECT_EQ(row.all.empty(), slices[static_cast<size_t>(slice)].only_largest);
+          if (row.all.empty()) return;
+          const kernels::RowMax max =
+              kernels::MaxOfRowRef(static_cast<int64_t>(row.all.size()), row.all.data());
+          EXPECT_EQ(row.largest.index, max.index);
+          EXPECT_EQ(row.largest.value, max.value);
         };
         const absl::Status status = runner.RunResident(slices, sink, &full_slice, replay);
         ASSERT_TRUE(status.ok()) << status;
@@ -132,7 +141,10 @@ TEST_P(ResidentSteps, AreStepsLikeOthers) {
         const bool rounded_keys = testing::OnCuda() && dtype == KvDtype::kBf16;
         const float bound = testing::ComputesInBf16() ? 0.5f : rounded_keys ? 1e-2f : 1e-4f;
         EXPECT_LE(MaxError(logits[1][i], logits[0][i]), bound);
-        EXPECT_LE(MaxError(logits[2][i], logits[1][i]), testing::ComputesInBf16() ? 0.1f : 1e-5f);
+        const float replay_bound = testing::ComputesInBf16() ? 0.1f : 1e-5f;
+        EXPECT_NEAR(largest[2][i].value, largest[1][i].value, replay_bound);
+        if (logits[2][i].empty()) continue;
+        EXPECT_LE(MaxError(logits[2][i], logits[1][i]), replay_bound);
       }
     }
     // The first step of a size goes call by call, too.

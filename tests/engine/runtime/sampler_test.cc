@@ -131,6 +131,30 @@ TEST(SamplerTest, NanAndNoFiniteLogitAreErrors) {
   }
 }
 
+TEST(SamplerTest, TheLargestLogitIsEnoughForGreedyAlone) {
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_FALSE(Sampler({}, 0, {}).takes_largest());
+  for (const SamplingParams& params :
+       {SamplingParams{.temperature = 0, .repetition_penalty = 2},
+        SamplingParams{.temperature = 0, .presence_penalty = 0.1},
+        SamplingParams{.temperature = 0, .frequency_penalty = 0.1}}) {
+    EXPECT_FALSE(Sampler(params, 0, {}).takes_largest());
+  }
+  Sampler sampler({.temperature = 0, .top_k = 3}, 0, {});
+  ASSERT_TRUE(sampler.takes_largest());
+  for (const std::vector<float>& logits :
+       {kLogits, std::vector<float>{0, NAN, 1}, std::vector<float>{-inf, -inf},
+        std::vector<float>{0, inf}, std::vector<float>{-inf, -2, -2}}) {
+    const auto want = sampler.Sample(logits, 7, {}, std::nullopt);
+    const auto got = Sampler::SampleLargest(
+        kernels::MaxOfRow(static_cast<int64_t>(logits.size()), logits.data()), 7);
+    EXPECT_EQ(got.status(), want.status());
+    if (want.ok()) {
+      EXPECT_EQ(got->token, want->token);
+    }
+  }
+}
+
 TEST(SamplerTest, LogprobsSumToOneAndRankTies) {
   const PositionLogprobs all = LogprobsOf(kLogits, 3, 5);
   double sum = 0;
