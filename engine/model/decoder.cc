@@ -158,7 +158,7 @@ void Decoder::Embed(std::span<const TokenId> tokens) {
 void Decoder::EmbedStaged(int num_rows) {
   num_rows_ = num_rows;
   CHECK_LE(num_rows_, limits_.max_rows);
-  ops_.EmbedStaged(weights_.embed, x_);
+  ops_.EmbedStaged(limits_.staged_step, weights_.embed, x_);
   Norm(NormAfter(-1));
 }
 
@@ -167,9 +167,12 @@ void Decoder::BeforeAttention(int layer, std::span<const int64_t> positions,
   BeforeAttention(layer, {.positions = positions, .targets = targets});
 }
 
+void Decoder::BeforeStagedAttention(int layer) { BeforeAttention(layer, {.staged_layer = layer}); }
+
 void Decoder::StagedLayer(int layer) {
-  BeforeAttention(layer, {.staged_layer = layer});
-  ops_.AttendStaged({.layer = layer,
+  BeforeStagedAttention(layer);
+  ops_.AttendStaged({.step = limits_.staged_step,
+                     .layer = layer,
                      .q = q_,
                      .state = state_,
                      .out_dim = AttentionOutDim(config_),
@@ -224,6 +227,7 @@ void Decoder::BeforeGqa(const DeviceAttentionWeights& w, const Places& places) {
                    .rope = rope(),
                    .scale_log2 = config_.softmax_scale * std::numbers::log2e_v<float>,
                    .staged_layer = places.staged_layer,
+                   .staged_step = limits_.staged_step,
                    .positions = places.positions,
                    .targets = places.targets,
                    .q_out = q_});
@@ -253,6 +257,7 @@ void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
                    .scale_log2 = config_.softmax_scale * std::numbers::log2e_v<float>,
                    .key_up = w.key_up,
                    .staged_layer = places.staged_layer,
+                   .staged_step = limits_.staged_step,
                    .positions = places.positions,
                    .targets = places.targets,
                    .q_out = q_});

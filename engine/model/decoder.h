@@ -31,6 +31,7 @@ class Decoder {
   struct Limits {
     int max_rows = 0;        // Tokens of a step
     int max_logit_rows = 0;  // Rows of one Logits call
+    int staged_step = 0;     // Of ops::kStagedSteps, its own
   };
   // For tests: which experts layer `layer` is to record or replay.
   using ChoiceHook = std::function<ops::ExpertChoice(int layer)>;
@@ -60,7 +61,8 @@ class Decoder {
   // The same for the step of `num_rows` rows that is staged (Ops::StageStep). Nothing here takes
   // arrays from the host, so all of it can be recorded.
   void EmbedStaged(int num_rows);
-  void StagedLayer(int layer);
+  void BeforeStagedAttention(int layer);
+  void StagedLayer(int layer);  // Its attention, too
   void AllLogits(kernels::RowMax* largest);
 
   float* q() const { return q_; }  // [rows, heads, k_dim]

@@ -60,7 +60,7 @@ class CpuOps final : public Ops {
   void Attend(const AttendArgs& args) override;
   void MergeAttention(const MergeArgs& args) override;
   bool StageStep(const StepInputs& inputs) override;
-  void EmbedStaged(const Matrix& table, void* out) override;
+  void EmbedStaged(int step, const Matrix& table, void* out) override;
   void AttendStaged(const StagedAttendArgs& args) override;
   absl::Status BeginRecording() override;
   absl::StatusOr<std::unique_ptr<Recording>> EndRecording() override;
@@ -144,7 +144,7 @@ class CpuOps final : public Ops {
   std::vector<Scratch> scratch_;  // By thread of the team
   std::vector<int32_t> chosen_;   // [max_tokens, experts_per_token]
   std::vector<float> weights_;    // [max_tokens, experts_per_token]
-  StagedStep staged_;
+  StagedStep staged_[kStagedSteps];
 };
 
 // Below this much work waking the team costs more than it saves: a sleeping thread takes 5 to 10 us

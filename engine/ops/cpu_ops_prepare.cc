@@ -119,8 +119,9 @@ template <typename Args>
 void CpuOps::FillPlaces(const Args& args, std::vector<int64_t>* positions,
                         std::vector<KvTarget>* targets) {
   const bool staged = args.staged_layer >= 0;
-  const std::span<const int64_t> at = staged ? staged_.positions() : args.positions;
-  const std::span<const KvTarget> to = staged ? staged_.TargetsOf(args.staged_layer) : args.targets;
+  StagedStep& step = staged_[args.staged_step];
+  const std::span<const int64_t> at = staged ? step.positions() : args.positions;
+  const std::span<const KvTarget> to = staged ? step.TargetsOf(args.staged_layer) : args.targets;
   CheckTargets(args.kv, args.num_tokens, at, to);
   positions->assign(at.begin(), at.end());
   targets->assign(to.begin(), to.end());

@@ -6,18 +6,21 @@
 namespace writescope::ops {
 
 bool CpuOps::StageStep(const StepInputs& inputs) {
-  staged_.Assign(inputs);
+  staged_[inputs.step].Assign(inputs);
   return false;
 }
 
-void CpuOps::EmbedStaged(const Matrix& table, void* out) { Embed(staged_.tokens(), table, out); }
+void CpuOps::EmbedStaged(int step, const Matrix& table, void* out) {
+  Embed(staged_[step].tokens(), table, out);
+}
 
 void CpuOps::AttendStaged(const StagedAttendArgs& args) {
-  ResetAttention(staged_.num_rows(), staged_.num_heads(), staged_.kv().v_dim, args.state);
-  Attend(staged_.AttendArgsOf(args.layer, args.q, args.state));
-  MergeAttention({.kv = staged_.kv(),
-                  .num_rows = staged_.num_rows(),
-                  .num_heads = staged_.num_heads(),
+  StagedStep& step = staged_[args.step];
+  ResetAttention(step.num_rows(), step.num_heads(), step.kv().v_dim, args.state);
+  Attend(step.AttendArgsOf(args.layer, args.q, args.state));
+  MergeAttention({.kv = step.kv(),
+                  .num_rows = step.num_rows(),
+                  .num_heads = step.num_heads(),
                   .out_dim = args.out_dim,
                   .state = args.state,
                   .out = args.out});

@@ -56,6 +56,9 @@ struct KvTarget {
   int64_t layer_stride_bytes = 0;  // Of StepInputs: from the block in one layer to the next
 };
 
+// Steps that may be staged at once (Ops::StageStep): one may run inside another.
+inline constexpr int kStagedSteps = 2;
+
 struct GqaPrepareArgs {
   int num_tokens = 0;
   int num_heads = 0;
@@ -70,8 +73,9 @@ struct GqaPrepareArgs {
   float norm_eps = 0;
   Rope rope;
   float scale_log2 = 0;  // log2(e) * softmax scale; multiplies q.
-  // From 0 on: positions and targets are those of the staged step, for this layer.
+  // From 0 on: positions and targets are those of the staged step `staged_step`, for this layer.
   int staged_layer = -1;
+  int staged_step = 0;
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
   float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]; padding is zero.
@@ -94,6 +98,7 @@ struct MlaPrepareArgs {
   std::span<const Matrix>
       key_up;             // [num_heads] of [latent, nope]: the absorbed key projection, transposed
   int staged_layer = -1;  // As in GqaPrepareArgs
+  int staged_step = 0;
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
   float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]: latent part, rope part, zeros
@@ -135,21 +140,24 @@ struct AttendArgs {
   AttendState state;
 };
 
-// All that differs between two decode steps of as many rows over KV that is on the device. Blocks
-// are named as they are in layer 0; the strides lead to the other layers.
+// All that differs between two decode steps of as many rows, but for KV that is not on the device.
+// Blocks are named as they are in layer 0; the strides lead to the other layers.
 struct StepInputs {
+  int step = 0;  // Which of the kStagedSteps it becomes
   KvGeometry kv;
   int num_heads = 0;
   std::span<const TokenId> tokens;  // By row
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
-  std::span<const AttendSpan> spans;  // With the tokens of the step; every row sees some.
+  // With the tokens of the step; every row sees some. None: AttendStaged is not called.
+  std::span<const AttendSpan> spans;
   std::span<const int> readers;
   std::span<const ReaderRows> rows;
 };
 
 // Attention of all rows of the staged step in one layer.
 struct StagedAttendArgs {
+  int step = 0;
   int layer = 0;
   const float* q = nullptr;  // Device [rows, num_heads, k_dim]
   AttendState state;         // Scratch
@@ -287,10 +295,11 @@ class Ops : public Recorder {
   // Finishes the states, merged with the CPU's partials.
   virtual void MergeAttention(const MergeArgs& args) = 0;
   // Brings a step's inputs to where EmbedStaged, AttendStaged and calls with a staged_layer find
-  // them, until the next StageStep. True where these calls, for this step and for any other of as
-  // many rows that gets true, are the same: what was recorded of one can be replayed for the other.
+  // them, until the next StageStep of its `step`. True where these calls, for this step and for any
+  // other of as many rows that gets true, are the same: what was recorded of one can be replayed
+  // for the other.
   virtual bool StageStep(const StepInputs& inputs) = 0;
-  virtual void EmbedStaged(const Matrix& table, void* out) = 0;
+  virtual void EmbedStaged(int step, const Matrix& table, void* out) = 0;
   virtual void AttendStaged(const StagedAttendArgs& args) = 0;
   // out += down(silu(gate x) * up x)
   virtual void Mlp(int num_rows, const void* x, const MlpWeights& w, void* out) = 0;

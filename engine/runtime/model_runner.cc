@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -13,6 +14,11 @@ namespace writescope::runtime {
 namespace {
 
 using kvcache::RegionKind;
+
+// Staged steps: a resident one may run inside one with spilled KV.
+constexpr int kResidentStep = 0;
+constexpr int kSpilledStep = 1;
+static_assert(kSpilledStep < ops::kStagedSteps);
 
 // Prompt log-probabilities are computed this many rows at a time.
 constexpr int kMinLogitRows = 32;
@@ -39,11 +45,21 @@ kvcache::InplaceKvCache::Options CacheOptions(const model::ModelConfig& config,
 }
 
 model::Decoder::Limits MainLimits(const ModelRunner::Options& options) {
-  return {.max_rows = MaxRows(options), .max_logit_rows = MaxLogitRows(options)};
+  return {.max_rows = MaxRows(options),
+          .max_logit_rows = MaxLogitRows(options),
+          .staged_step = kSpilledStep};
 }
 model::Decoder::Limits ResidentLimits(const ModelRunner::Options& options) {
-  return {.max_rows = options.max_sequences, .max_logit_rows = options.max_sequences};
+  return {.max_rows = options.max_sequences,
+          .max_logit_rows = options.max_sequences,
+          .staged_step = kResidentStep};
 }
+
+std::optional<StepShape> ShapeIf(bool has_shape, const StepShape& shape) {
+  return has_shape ? std::optional(shape) : std::nullopt;
+}
+
+absl::Status GivenUp() { return absl::CancelledError("every request of the step was cancelled"); }
 
 attention::CpuAttention::Options CpuOptions(const model::ModelConfig& config,
                                             const ModelRunner::Options& options) {
@@ -240,20 +256,59 @@ void ModelRunner::FillTargets(Step& step, int layer) const {
   }
 }
 
-absl::Status ModelRunner::RunLayers(Step& step, const StepOptions& options) {
+absl::Status ModelRunner::AttendLayer(const Step& step, int layer, const StepOptions& options) {
+  for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
+  return attention_->AttendLayer(layer, decoder_->q(), decoder_->state(), decoder_->attention_out(),
+                                 options.between);
+}
+
+absl::Status ModelRunner::RunLayers(Step& step, int64_t num_logits, const StepOptions& options) {
+  decoder_->Embed(step.tokens);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
-    if (options.cancelled && options.cancelled()) {
-      return absl::CancelledError("every request of the step was cancelled");
-    }
+    if (options.cancelled && options.cancelled()) return GivenUp();
     FillTargets(step, layer);
     cache_->AwaitWorkspace(layer);
     decoder_->BeforeAttention(layer, step.positions, step.targets);
-    for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
-    RETURN_IF_ERROR(attention_->AttendLayer(layer, decoder_->q(), decoder_->state(),
-                                            decoder_->attention_out(), options.between));
+    RETURN_IF_ERROR(AttendLayer(step, layer, options));
     decoder_->AfterAttention(layer);
   }
+  if (num_logits > 0) {
+    decoder_->Logits(std::span(step.logit_rows).first(static_cast<size_t>(num_logits)),
+                     logits_.largest_of_rows());
+  }
   return absl::OkStatus();
+}
+
+absl::Status ModelRunner::RunDecodeLayers(Step& step, const StepOptions& options) {
+  const int num_layers = config_.num_layers;
+  const int num_rows = static_cast<int>(step.tokens.size());
+  // Attention takes what it finds on the device call by call: nothing of it is staged.
+  const bool can_replay = Stage(kSpilledStep, step, {}) && !decoder_->has_choice_hook();
+  StepRecordings::Step recorded =
+      recordings_.Begin(ShapeIf(can_replay, {.spilled = true, .rows = num_rows}), num_layers + 1);
+  // Attention and what waits for the CPU depends on the step; all that lies between is the same.
+  for (int layer = 0; layer <= num_layers; ++layer) {
+    if (options.cancelled && layer < num_layers && options.cancelled()) return GivenUp();
+    recorded.Submit([&] {
+      if (layer == 0) {
+        decoder_->EmbedStaged(num_rows);
+      } else {
+        decoder_->AfterAttention(layer - 1);
+      }
+      if (layer < num_layers) {
+        decoder_->BeforeStagedAttention(layer);
+      } else {
+        decoder_->AllLogits(logits_.largest_of_rows());
+      }
+    });
+    if (layer < num_layers) RETURN_IF_ERROR(AttendLayer(step, layer, options));
+  }
+  return absl::OkStatus();
+}
+
+bool ModelRunner::IsDecode(const Step& step) const {
+  return step.tokens.size() == step.plans.size() && step.logit_rows.size() == step.tokens.size() &&
+         static_cast<int>(step.tokens.size()) <= options_.max_sequences;
 }
 
 absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
@@ -264,17 +319,12 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
   RETURN_IF_ERROR(status);
   cache_->mutable_blocks().LockRetained(true);
   attention_->BeginStep(step.attention, options.share);
-  decoder_->Embed(step.tokens);
-  status = RunLayers(step, options);
   const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
   const int64_t first_batch = std::min<int64_t>(num_logits, decoder_->max_logit_rows());
+  status = IsDecode(step) ? RunDecodeLayers(step, options) : RunLayers(step, first_batch, options);
   absl::StatusOr<attention::AttentionStats> stats = attention::AttentionStats();
   if (status.ok()) {
-    if (first_batch > 0) {
-      decoder_->Logits(std::span(step.logit_rows).first(static_cast<size_t>(first_batch)),
-                       logits_.largest_of_rows());
-      DownloadLogits(step, 0, first_batch, *decoder_, logits_);
-    }
+    DownloadLogits(step, 0, first_batch, *decoder_, logits_);
     stats = attention_->EndStep(ops_.device().compute().Record());
   } else {
     attention_->CancelStep();
@@ -302,7 +352,8 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
   return result;
 }
 
-bool ModelRunner::StageResident(const Step& step) {
+bool ModelRunner::Stage(int staged_step, const Step& step,
+                        const attention::HybridAttention::DeviceSpans& spans) {
   std::vector<ops::KvTarget> targets;
   for (const kvcache::WritePlan& plan : step.plans) {
     for (const kvcache::UnitWrite& write : plan.units) {
@@ -318,9 +369,8 @@ bool ModelRunner::StageResident(const Step& step) {
   for (const attention::StepAttention::Open& open : step.attention.open) {
     CHECK_GE(open.span.address.period, config_.num_layers);
   }
-  const attention::HybridAttention::DeviceSpans spans =
-      attention_->SpansOnDevice(step.attention, /*layer=*/0);
-  return ops_.StageStep({.kv = cache_->blocks().geometry(),
+  return ops_.StageStep({.step = staged_step,
+                         .kv = cache_->blocks().geometry(),
                          .num_heads = config_.num_heads,
                          .tokens = step.tokens,
                          .positions = step.positions,
@@ -341,18 +391,15 @@ absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const L
   const int num_rows = static_cast<int>(step.tokens.size());
   const bool all_logits = step.logit_rows.size() == step.tokens.size();
   kernels::RowMax* largest = resident_logits_.largest_of_rows();
+  const bool is_same =
+      Stage(kResidentStep, step, attention_->SpansOnDevice(step.attention, /*layer=*/0));
   const bool can_replay =
-      StageResident(step) && all_logits && may_replay && !resident_decoder_->has_choice_hook();
-  const auto submit = [&] {
+      is_same && all_logits && may_replay && !resident_decoder_->has_choice_hook();
+  recordings_.Begin(ShapeIf(can_replay, {.rows = num_rows}), /*num_parts=*/1).Submit([&] {
     resident_decoder_->EmbedStaged(num_rows);
     for (int layer = 0; layer < config_.num_layers; ++layer) resident_decoder_->StagedLayer(layer);
     if (all_logits) resident_decoder_->AllLogits(largest);
-  };
-  if (can_replay) {
-    recordings_.Submit(num_rows, submit);
-  } else {
-    submit();
-  }
+  });
   const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
   if (!all_logits && num_logits > 0) resident_decoder_->Logits(step.logit_rows, largest);
   DownloadLogits(step, 0, num_logits, *resident_decoder_, resident_logits_);

@@ -74,7 +74,7 @@ class ModelRunner {
     int num_workers = 1;
     absl::Duration wait_limit = absl::Seconds(2);
     absl::Duration nap = absl::Microseconds(20);
-    int max_recordings = 0;                  // Of resident steps, where the device keeps calls
+    int max_recordings = 0;                  // Of decode steps, where the device keeps calls
     kvcache::InplaceKvCache::Options cache;  // geometry, num_layers, max_sequences are filled in
   };
   // Sizes of what Create allocates besides weights and regions; device bytes and host bytes.
@@ -147,9 +147,16 @@ class ModelRunner {
                        int* full_slice);
   absl::Status VerifyBlocks(const Step& step, int* bad_slice) const;
   void FillTargets(Step& step, int layer) const;
-  absl::Status RunLayers(Step& step, const StepOptions& options);
+  // Submits the step up to its logits, of which the first `num_logits` are made.
+  absl::Status RunLayers(Step& step, int64_t num_logits, const StepOptions& options);
+  // The same for a decode step, as recorded where it can be.
+  absl::Status RunDecodeLayers(Step& step, const StepOptions& options);
+  absl::Status AttendLayer(const Step& step, int layer, const StepOptions& options);
+  // One token for each sequence, each with logits.
+  bool IsDecode(const Step& step) const;
   // What Ops::StageStep returns for the step.
-  bool StageResident(const Step& step);
+  bool Stage(int staged_step, const Step& step,
+             const attention::HybridAttention::DeviceSpans& spans);
   void Finish(std::span<const StepSlice> slices, Step& step);
   void Abandon(Step& step);
   static absl::StatusOr<HostLogits> AllocateLogits(device::Device& device, int rows, int vocab);
@@ -168,9 +175,9 @@ class ModelRunner {
   std::unique_ptr<attention::HybridAttention> attention_;
   std::unique_ptr<model::Decoder> decoder_;           // Prefill and hybrid steps
   std::unique_ptr<model::Decoder> resident_decoder_;  // Steps inside a hybrid step
-  StepRecordings recordings_;                         // Of resident_decoder_'s steps
-  HostLogits logits_;                                 // Of decoder_
-  HostLogits resident_logits_;                        // Of resident_decoder_
+  StepRecordings recordings_;
+  HostLogits logits_;           // Of decoder_
+  HostLogits resident_logits_;  // Of resident_decoder_
 };
 
 }  // namespace writescope::runtime

@@ -15,58 +15,90 @@ constexpr int64_t kIdleSteps = 64;
 
 }  // namespace
 
-StepRecordings::Kept* StepRecordings::Find(int rows) {
+StepRecordings::Kept* StepRecordings::Find(const StepShape& shape) {
   const auto it =
-      std::find_if(kept_.begin(), kept_.end(), [&](const Kept& k) { return k.rows == rows; });
-  return it == kept_.end() ? nullptr : &*it;
+      std::find_if(kept_.begin(), kept_.end(), [&](const auto& k) { return k->shape == shape; });
+  return it == kept_.end() ? nullptr : it->get();
 }
 
-absl::StatusOr<std::unique_ptr<ops::Recording>> StepRecordings::Keep(
+StepRecordings::Kept* StepRecordings::MakePlace(const StepShape& shape) {
+  if (max_kept_ == 0 || counts_.failures > 0) return nullptr;
+  std::vector<bool>& seen = seen_[shape.spilled ? 1 : 0];
+  const size_t index = static_cast<size_t>(shape.rows);
+  if (index >= seen.size()) seen.resize(index + 1);
+  if (!seen[index]) {
+    seen[index] = true;
+    return nullptr;
+  }
+  if (num_kept() == max_kept_) {
+    const auto oldest =
+        std::min_element(kept_.begin(), kept_.end(),
+                         [](const auto& a, const auto& b) { return a->last_used < b->last_used; });
+    if ((*oldest)->in_use || num_steps_ - (*oldest)->last_used < kIdleSteps) return nullptr;
+    kept_.erase(oldest);
+  }
+  kept_.push_back(std::make_unique<Kept>(Kept{.shape = shape}));
+  return kept_.back().get();
+}
+
+void StepRecordings::Drop(const Kept* kept) {
+  std::erase_if(kept_, [&](const auto& k) { return k.get() == kept; });
+}
+
+absl::StatusOr<std::unique_ptr<ops::Recording>> StepRecordings::Record(
     const std::function<void()>& submit) {
   RETURN_IF_ERROR(recorder_.BeginRecording());
   submit();
   return recorder_.EndRecording();
 }
 
-const ops::Recording* StepRecordings::Record(int rows, const std::function<void()>& submit) {
-  if (max_kept_ == 0 || counts_.failures > 0) return nullptr;
-  const size_t index = static_cast<size_t>(rows);
-  if (index >= seen_.size()) seen_.resize(index + 1);
-  if (!seen_[index]) {
-    seen_[index] = true;
-    return nullptr;
+StepRecordings::Step StepRecordings::Begin(const std::optional<StepShape>& shape, int num_parts) {
+  ++num_steps_;
+  Kept* kept = nullptr;
+  if (shape.has_value()) {
+    kept = Find(*shape);
+    if (kept == nullptr) kept = MakePlace(*shape);
   }
-  if (num_kept() == max_kept_) {
-    const auto oldest =
-        std::min_element(kept_.begin(), kept_.end(),
-                         [](const Kept& a, const Kept& b) { return a.last_used < b.last_used; });
-    if (num_steps_ - oldest->last_used < kIdleSteps) return nullptr;
-    kept_.erase(oldest);
+  if (kept != nullptr) {
+    kept->last_used = num_steps_;
+    kept->in_use = true;
   }
-  absl::StatusOr<std::unique_ptr<ops::Recording>> recording = Keep(submit);
-  if (!recording.ok()) {
-    ++counts_.failures;
-    Log(LogLevel::kWarning, "decode steps cannot be recorded; each is submitted call by call",
-        {{"rows", rows}, {"status", recording.status().ToString()}});
-    return nullptr;
-  }
-  kept_.push_back({.rows = rows, .recording = *std::move(recording)});
-  Log(LogLevel::kInfo, "decode step recorded", {{"rows", rows}, {"kept", num_kept()}});
-  return kept_.back().recording.get();
+  return Step(*this, num_parts, kept);
 }
 
-void StepRecordings::Submit(int rows, const std::function<void()>& submit) {
-  ++num_steps_;
-  const Kept* kept = Find(rows);
-  const ops::Recording* recording = kept != nullptr ? kept->recording.get() : Record(rows, submit);
-  if (recording == nullptr) {
-    ++counts_.plain_steps;
-    submit();
-    return;
+void StepRecordings::Step::Submit(const std::function<void()>& submit) {
+  const size_t part = static_cast<size_t>(next_part_++);
+  if (kept_ != nullptr && part == kept_->parts.size()) {
+    absl::StatusOr<std::unique_ptr<ops::Recording>> recording = owner_.Record(submit);
+    if (recording.ok()) {
+      kept_->parts.push_back(*std::move(recording));
+      if (next_part_ == num_parts_) {
+        Log(LogLevel::kInfo, "decode step recorded",
+            {{"rows", kept_->shape.rows},
+             {"spilled", kept_->shape.spilled},
+             {"kept", owner_.num_kept()}});
+      }
+    } else {
+      ++owner_.counts_.failures;
+      Log(LogLevel::kWarning, "decode steps cannot be recorded; each is submitted call by call",
+          {{"rows", kept_->shape.rows}, {"status", recording.status().ToString()}});
+      owner_.Drop(kept_);
+      kept_ = nullptr;
+    }
   }
-  Find(rows)->last_used = num_steps_;
-  ++counts_.replayed_steps;
-  recorder_.Replay(*recording);
+  if (kept_ == nullptr) {
+    submit();
+  } else {
+    owner_.recorder_.Replay(*kept_->parts[part]);
+  }
+}
+
+StepRecordings::Step::~Step() {
+  ++(kept_ != nullptr ? owner_.counts_.replayed_steps : owner_.counts_.plain_steps);
+  if (kept_ == nullptr) return;
+  kept_->in_use = false;
+  // Of a step that was given up only the beginning was recorded.
+  if (static_cast<int>(kept_->parts.size()) < num_parts_) owner_.Drop(kept_);
 }
 
 }  // namespace writescope::runtime

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/base/check.h"
 #include "engine/kernels/cuda/expert_gemm.h"
 #include "engine/kernels/cuda/prepare_cuda.h"
 #include "engine/ops/cuda/cublas.h"
@@ -53,7 +54,7 @@ class CudaOps final : public Ops {
   CudaOps(device::CudaDevice& device, const OpsLimits& limits, const CudaOpsOptions& options,
           device::Buffer workspace, device::Buffer staged, std::unique_ptr<Cublas> cublas,
           std::unique_ptr<CudaAttend> attend);
-  // Of device memory, for the inputs of a staged step.
+  // Of device memory, for the inputs of all staged steps.
   static int64_t StagedBytes();
 
   device::Device& device() override { return device_; }
@@ -78,7 +79,7 @@ class CudaOps final : public Ops {
   void Attend(const AttendArgs& args) override;
   void MergeAttention(const MergeArgs& args) override;
   bool StageStep(const StepInputs& inputs) override;
-  void EmbedStaged(const Matrix& table, void* out) override;
+  void EmbedStaged(int step, const Matrix& table, void* out) override;
   void AttendStaged(const StagedAttendArgs& args) override;
   absl::Status BeginRecording() override;
   absl::StatusOr<std::unique_ptr<Recording>> EndRecording() override;
@@ -121,9 +122,8 @@ class CudaOps final : public Ops {
   static void FillPlaces(std::span<const int64_t> positions, std::span<const KvTarget> targets,
                          kernels::TokenPlace* places);
   // Of a prepare call: staged, or in memory that kernels read.
-  const kernels::TokenPlace* PlacesOf(int staged_layer, int num_tokens,
-                                      std::span<const int64_t> positions,
-                                      std::span<const KvTarget> targets);
+  template <typename Args>
+  const kernels::TokenPlace* PlacesOf(const Args& args);
   const kernels::TokenPlace* StagePlaces(std::span<const int64_t> positions,
                                          std::span<const KvTarget> targets);
   template <typename T>
@@ -147,9 +147,15 @@ class CudaOps final : public Ops {
   device::Buffer workspace_;
   std::unique_ptr<Cublas> cublas_;
   std::unique_ptr<CudaAttend> attend_;
-  StagedStep step_;
-  device::Buffer staged_;  // Its inputs
-  bool step_is_planned_ = false;
+  // What the host keeps of a staged step.
+  struct Staged {
+    StagedStep step;
+    bool is_planned = false;
+  };
+  // Of the step's inputs, on the device.
+  std::byte* StagedInputs(int step) const;
+  Staged staged_steps_[kStagedSteps];
+  device::Buffer staged_;  // Their inputs
   // One matrix of each shape, for WarmUp, and how many there are.
   struct Shape {
     Matrix matrix;
@@ -157,6 +163,16 @@ class CudaOps final : public Ops {
   };
   std::vector<Shape> shapes_;
 };
+
+template <typename Args>
+const kernels::TokenPlace* CudaOps::PlacesOf(const Args& args) {
+  if (args.staged_layer < 0) {
+    CHECK_EQ(static_cast<int>(args.targets.size()), args.num_tokens);
+    return StagePlaces(args.positions, args.targets);
+  }
+  CHECK_EQ(staged_steps_[args.staged_step].step.num_rows(), args.num_tokens);
+  return reinterpret_cast<const kernels::TokenPlace*>(StagedInputs(args.staged_step));
+}
 
 template <typename T>
 const T* CudaOps::Stage(std::span<const T> values) {

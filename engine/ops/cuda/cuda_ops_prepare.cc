@@ -61,7 +61,7 @@ void CudaOps::GqaPrepare(const GqaPrepareArgs& args) {
            .rope = {args.rope.inv_freq, args.rope.dim, args.rope.cos_sin_scale},
            .scale_log2 = args.scale_log2,
            .layer = std::max(args.staged_layer, 0),
-           .places = PlacesOf(args.staged_layer, args.num_tokens, args.positions, args.targets),
+           .places = PlacesOf(args),
            .q_out = args.q_out}),
       "queries, keys and values");
 }
@@ -76,24 +76,23 @@ void CudaOps::MlaPrepare(const MlaPrepareArgs& args) {
   const int64_t head_dim = args.nope_dim + args.rope_dim;
   const int64_t q_stride = StrideOr(args.token_stride, args.num_heads * head_dim);
   Check(kernels::LaunchMlaPrepare(
-            stream(),
-            {.type = type_,
-             .num_tokens = args.num_tokens,
-             .num_heads = args.num_heads,
-             .nope_dim = args.nope_dim,
-             .latent_dim = args.latent_dim,
-             .kv = args.kv,
-             .q = args.q,
-             .kv_a = args.kv_a,
-             .q_stride = q_stride,
-             .kv_a_stride = StrideOr(args.token_stride, args.latent_dim + args.rope_dim),
-             .kv_norm = args.kv_norm,
-             .norm_eps = args.norm_eps,
-             .rope = {args.rope.inv_freq, args.rope.dim, args.rope.cos_sin_scale},
-             .scale_log2 = args.scale_log2,
-             .layer = std::max(args.staged_layer, 0),
-             .places = PlacesOf(args.staged_layer, args.num_tokens, args.positions, args.targets),
-             .q_out = args.q_out}),
+            stream(), {.type = type_,
+                       .num_tokens = args.num_tokens,
+                       .num_heads = args.num_heads,
+                       .nope_dim = args.nope_dim,
+                       .latent_dim = args.latent_dim,
+                       .kv = args.kv,
+                       .q = args.q,
+                       .kv_a = args.kv_a,
+                       .q_stride = q_stride,
+                       .kv_a_stride = StrideOr(args.token_stride, args.latent_dim + args.rope_dim),
+                       .kv_norm = args.kv_norm,
+                       .norm_eps = args.norm_eps,
+                       .rope = {args.rope.inv_freq, args.rope.dim, args.rope.cos_sin_scale},
+                       .scale_log2 = args.scale_log2,
+                       .layer = std::max(args.staged_layer, 0),
+                       .places = PlacesOf(args),
+                       .q_out = args.q_out}),
         "queries and latents");
   // The absorbed key projection: the part without position, seen from the latent.
   for (const Matrix& w : args.key_up) CHECK(w.rows == args.latent_dim && w.cols == args.nope_dim);

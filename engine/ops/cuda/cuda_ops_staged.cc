@@ -32,71 +32,69 @@ class GraphRecording final : public Recording {
   std::unique_ptr<device::CapturedWork> work_;
 };
 
-}  // namespace
-
-int64_t CudaOps::StagedBytes() {
-  // Kernels read this much of arrays before they know how much there is.
-  return device::kMaxArgumentBytes + kernels::kInlineBytes;
+// Kernels read this much of arrays before they know how much there is.
+int64_t BytesOfStep() {
+  return RoundUp(device::kMaxArgumentBytes + kernels::kInlineBytes, kAlignment);
 }
 
+}  // namespace
+
+int64_t CudaOps::StagedBytes() { return kStagedSteps * BytesOfStep(); }
+
+std::byte* CudaOps::StagedInputs(int step) const { return staged_.data() + step * BytesOfStep(); }
+
 bool CudaOps::StageStep(const StepInputs& inputs) {
-  step_.Assign(inputs);
-  const int64_t rows = step_.num_rows();
+  StagedStep& step = staged_steps_[inputs.step].step;
+  step.Assign(inputs);
+  const int64_t rows = step.num_rows();
   const int64_t plan_at = PlanAt(rows);
   const int64_t arrays_at = plan_at + int64_t{sizeof(kernels::SliceSizes)};
   CHECK_LE(arrays_at, device::kMaxArgumentBytes) << rows << " rows of a step";
-  const std::optional<StagedPlan> plan =
-      attend_->Stage(step_.AttendArgsOf(0, nullptr, {}), device::kMaxArgumentBytes - arrays_at);
-  step_is_planned_ = plan.has_value();
+  std::optional<StagedPlan> plan;
+  if (!inputs.spans.empty()) {
+    plan = attend_->Stage(step.AttendArgsOf(0, nullptr, {}), device::kMaxArgumentBytes - arrays_at);
+  }
+  staged_steps_[inputs.step].is_planned = plan.has_value();
   const int64_t size_bytes =
       plan.has_value() ? arrays_at + static_cast<int64_t>(plan->arrays.size()) : plan_at;
   std::byte* staged = device_.compute().StageArguments(size_bytes);
-  FillPlaces(step_.positions(), step_.targets(), reinterpret_cast<kernels::TokenPlace*>(staged));
-  std::memcpy(staged + IdsAt(rows), step_.tokens().data(), step_.tokens().size_bytes());
+  FillPlaces(step.positions(), step.targets(), reinterpret_cast<kernels::TokenPlace*>(staged));
+  std::memcpy(staged + IdsAt(rows), step.tokens().data(), step.tokens().size_bytes());
   if (plan.has_value()) {
     std::memcpy(staged + plan_at, &plan->sizes, sizeof(plan->sizes));
     std::memcpy(staged + arrays_at, plan->arrays.data(), plan->arrays.size());
   }
-  Check(kernels::LaunchStageArrays(stream(), staged, staged_.data(), size_bytes),
+  Check(kernels::LaunchStageArrays(stream(), staged, StagedInputs(inputs.step), size_bytes),
         "inputs of a step");
-  return step_is_planned_;
+  return inputs.spans.empty() || plan.has_value();
 }
 
-const kernels::TokenPlace* CudaOps::PlacesOf(int staged_layer, int num_tokens,
-                                             std::span<const int64_t> positions,
-                                             std::span<const KvTarget> targets) {
-  if (staged_layer < 0) {
-    CHECK_EQ(static_cast<int>(targets.size()), num_tokens);
-    return StagePlaces(positions, targets);
-  }
-  CHECK_EQ(step_.num_rows(), num_tokens);
-  return reinterpret_cast<const kernels::TokenPlace*>(staged_.data());
-}
-
-void CudaOps::EmbedStaged(const Matrix& table, void* out) {
-  CheckTokens(step_.tokens(), table);
-  GatherEmbeddings(step_.num_rows(),
-                   reinterpret_cast<const int32_t*>(staged_.data() + IdsAt(step_.num_rows())),
+void CudaOps::EmbedStaged(int step, const Matrix& table, void* out) {
+  const StagedStep& staged = staged_steps_[step].step;
+  CheckTokens(staged.tokens(), table);
+  GatherEmbeddings(staged.num_rows(),
+                   reinterpret_cast<const int32_t*>(StagedInputs(step) + IdsAt(staged.num_rows())),
                    table, out);
 }
 
 void CudaOps::AttendStaged(const StagedAttendArgs& args) {
-  if (!step_is_planned_) {
-    attend_->Reset(step_.num_rows(), step_.num_heads(), step_.kv().v_dim, args.state);
-    attend_->Attend(step_.AttendArgsOf(args.layer, args.q, args.state));
-    attend_->Merge({.kv = step_.kv(),
-                    .num_rows = step_.num_rows(),
-                    .num_heads = step_.num_heads(),
+  StagedStep& step = staged_steps_[args.step].step;
+  if (!staged_steps_[args.step].is_planned) {
+    attend_->Reset(step.num_rows(), step.num_heads(), step.kv().v_dim, args.state);
+    attend_->Attend(step.AttendArgsOf(args.layer, args.q, args.state));
+    attend_->Merge({.kv = step.kv(),
+                    .num_rows = step.num_rows(),
+                    .num_heads = step.num_heads(),
                     .out_dim = args.out_dim,
                     .state = args.state,
                     .out = args.out});
     return;
   }
-  attend_->AttendStaged({.kv = step_.kv(),
-                         .num_heads = step_.num_heads(),
-                         .num_rows = step_.num_rows(),
+  attend_->AttendStaged({.kv = step.kv(),
+                         .num_heads = step.num_heads(),
+                         .num_rows = step.num_rows(),
                          .plan = reinterpret_cast<const kernels::SliceSizes*>(
-                             staged_.data() + PlanAt(step_.num_rows())),
+                             StagedInputs(args.step) + PlanAt(step.num_rows())),
                          .layer = args.layer,
                          .q = args.q,
                          .out_dim = args.out_dim,

@@ -398,7 +398,7 @@ TEST_P(CudaStagedTest, QueriesKeysAndValuesAreThoseOfThePlainCall) {
                            .spans = spans,
                            .readers = readers,
                            .rows = reader_rows});
-      rig.ops().EmbedStaged(embed, x);
+      rig.ops().EmbedStaged(0, embed, x);
     } else {
       rig.ops().Embed(tokens, embed, x);
     }

@@ -53,7 +53,9 @@ class StepRecordingsTest : public ::testing::Test {
   // What the step came to.
   std::string Step(StepRecordings& recordings, int rows) {
     recorder_.ran.clear();
-    recordings.Submit(rows, [&] { recorder_.Call("step of " + std::to_string(rows)); });
+    recordings.Begin(StepShape{.rows = rows}, 1).Submit([&] {
+      recorder_.Call("step of " + std::to_string(rows));
+    });
     EXPECT_EQ(recorder_.ran.size(), 1u);
     return recorder_.ran.empty() ? "" : recorder_.ran[0];
   }
@@ -98,6 +100,70 @@ TEST_F(StepRecordingsTest, GoesOnCallByCallAfterAFailure) {
     EXPECT_EQ(recordings.counts().failures, 1);
     EXPECT_EQ(Step(recordings, 5), "replay step of 5");  // What there is stays in use.
   }
+}
+
+TEST_F(StepRecordingsTest, KeepsTheTwoKindsOfStepsApart) {
+  StepRecordings recordings(recorder_, 4);
+  for (const char* ran : {"spilled", "replay spilled"}) {
+    recorder_.ran.clear();
+    recordings.Begin(StepShape{.spilled = true, .rows = 2}, 1).Submit([&] {
+      recorder_.Call("spilled");
+    });
+    EXPECT_EQ(recorder_.ran, std::vector<std::string>{ran});
+  }
+  EXPECT_EQ(Step(recordings, 2), "step of 2");
+  EXPECT_EQ(Step(recordings, 2), "replay step of 2");
+  EXPECT_EQ(recordings.num_kept(), 2);
+}
+
+TEST_F(StepRecordingsTest, ReplaysEachPartInItsPlace) {
+  StepRecordings recordings(recorder_, 4);
+  const auto run = [&](const std::vector<std::string>& parts) {
+    recorder_.ran.clear();
+    StepRecordings::Step step = recordings.Begin(StepShape{.spilled = true, .rows = 2}, 3);
+    for (const std::string& part : parts) step.Submit([&] { recorder_.Call(part); });
+    return recorder_.ran;
+  };
+  using Ran = std::vector<std::string>;
+  EXPECT_EQ(run({"a", "b", "c"}), (Ran{"a", "b", "c"}));
+  // Given up: its beginning is no step.
+  EXPECT_EQ(run({"a", "b"}), (Ran{"replay a", "replay b"}));
+  EXPECT_EQ(recordings.num_kept(), 0);
+  EXPECT_EQ(run({"a", "b", "c"}), (Ran{"replay a", "replay b", "replay c"}));
+  EXPECT_EQ(run({"x", "y", "z"}), (Ran{"replay a", "replay b", "replay c"}));
+  EXPECT_EQ(recordings.counts().replayed_steps, 3);
+  EXPECT_EQ(recordings.num_kept(), 1);
+}
+
+TEST_F(StepRecordingsTest, APartThatCannotBeRecordedMakesTheRestPlain) {
+  StepRecordings recordings(recorder_, 4);
+  for (int i = 0; i < 2; ++i) {
+    recorder_.ran.clear();
+    StepRecordings::Step step = recordings.Begin(StepShape{.spilled = true, .rows = 2}, 3);
+    for (const char* part : {"a", "b", "c"}) {
+      recorder_.end = part == std::string("b") ? absl::InternalError("no") : absl::OkStatus();
+      step.Submit([&] { recorder_.Call(part); });
+    }
+  }
+  EXPECT_EQ(recorder_.ran, (std::vector<std::string>{"replay a", "b", "c"}));
+  EXPECT_EQ(recordings.num_kept(), 0);
+  EXPECT_EQ(recordings.counts().failures, 1);
+  EXPECT_EQ(recordings.counts().plain_steps, 2);
+}
+
+TEST_F(StepRecordingsTest, WhatAStepUsesIsNotDroppedForOneInside) {
+  StepRecordings recordings(recorder_, 1);
+  const auto outer = [&](int inner_steps) {
+    StepRecordings::Step step = recordings.Begin(StepShape{.spilled = true, .rows = 2}, 2);
+    step.Submit([&] { recorder_.Call("a"); });
+    for (int i = 0; i < inner_steps; ++i) EXPECT_EQ(Step(recordings, 7), "step of 7");
+    recorder_.ran.clear();
+    step.Submit([&] { recorder_.Call("b"); });
+    return recorder_.ran[0];
+  };
+  EXPECT_EQ(outer(0), "b");
+  EXPECT_EQ(outer(0), "replay b");
+  EXPECT_EQ(outer(200), "replay b");
 }
 
 TEST_F(StepRecordingsTest, RecordsNothingWhereNoneMayBeKept) {
