@@ -20,10 +20,46 @@ constexpr int64_t kMaxClaimBytes = 2 * kMiB;
 constexpr int64_t kClaimsPerWorker = 4;
 constexpr int kSpinsBeforeNap = 500;
 constexpr int64_t kPartValues = 256;  // Of a row's partials, merged under one lock
+constexpr size_t kPartsAhead = 2;     // Whose lines are on their way while one is merged
+// Of a claim that waits for its query: what the second cache holds beside all else.
+constexpr int64_t kEarlyBytes = 512 * kKiB;
+constexpr int64_t kFetchBytes = kKiB;  // Between two looks at the query's flag
 
 int64_t NowNs() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
+
+// Brings what a claim begins with towards the core, a little at each call.
+class EarlyFetch {
+ public:
+  EarlyFetch(const StepContext& step, int layer, const std::vector<Run>& parts, int64_t block_bytes)
+      : step_(step), layer_(layer), parts_(parts), block_bytes_(block_bytes) {}
+
+  // False when there is nothing more to fetch.
+  bool Next() {
+    if (room_bytes_ <= 0 || part_ == parts_.size()) return false;
+    const Run& run = parts_[part_];
+    const std::byte* const at =
+        step_.blocks->region(run.region).Address(layer_, run.first_index) + part_done_bytes_;
+    for (int64_t i = 0; i < kFetchBytes; i += 64) __builtin_prefetch(at + i, 0, 2);
+    room_bytes_ -= kFetchBytes;
+    part_done_bytes_ += kFetchBytes;
+    if (part_done_bytes_ >= run.num_blocks * block_bytes_) {
+      part_done_bytes_ = 0;
+      ++part_;
+    }
+    return true;
+  }
+
+ private:
+  const StepContext& step_;
+  const int layer_;
+  const std::vector<Run>& parts_;
+  const int64_t block_bytes_;
+  int64_t room_bytes_ = kEarlyBytes;
+  size_t part_ = 0;
+  int64_t part_done_bytes_ = 0;
+};
 
 int64_t QueryBytes(const CpuAttention::Options& o) {
   return RoundUp(int64_t{4} * o.max_rows * o.num_heads * o.geometry.k_dim, 64);
@@ -100,9 +136,14 @@ void CpuAttention::ResetPartials(int num_rows) {
 void CpuAttention::RunWorker(int index, StepContext& step) {
   Worker& worker = workers_[static_cast<size_t>(index)];
   for (int layer = 0; layer < step.num_layers; ++layer) {
-    if (!AwaitQuery(step, layer)) return;
-    const int64_t blocks = AttendLayer(worker, step, layer);
-    if (blocks < 0) return;
+    if (step.hook && !step.hook(Side::kCpu, layer)) return;
+    worker.has_claim = ClaimParts(step, layer, &worker.claim);
+    int64_t blocks = 0;
+    if (worker.has_claim) {
+      if (!AwaitQuery(worker, step, layer)) return;
+      blocks = AttendLayer(worker, step, layer);
+      if (blocks < 0) return;
+    }
     LayerProgress& progress = step.layers[layer];
     if (blocks > 0) {
       Flush(worker);
@@ -113,12 +154,12 @@ void CpuAttention::RunWorker(int index, StepContext& step) {
   }
 }
 
-bool CpuAttention::AwaitQuery(const StepContext& step, int layer) const {
+bool CpuAttention::AwaitQuery(const Worker& worker, const StepContext& step, int layer) const {
   const std::atomic<uint64_t>& ready = step.flags[layer].query_ready;
+  EarlyFetch fetch(step, layer, worker.claim.parts, options_.geometry.block_bytes());
   for (int spin = 0; ready.load(std::memory_order_acquire) < step.epoch; ++spin) {
     if (step.abort.load(std::memory_order_relaxed)) return false;
-    // The link may have taken everything before the query was there.
-    if (step.AllClaimed(layer)) return true;
+    if (fetch.Next()) continue;
     if (spin < kSpinsBeforeNap || options_.nap == absl::ZeroDuration()) {
       __builtin_ia32_pause();
     } else {
@@ -132,15 +173,12 @@ bool CpuAttention::ClaimParts(StepContext& step, int layer, Claim* claim) const 
   LayerProgress& progress = step.layers[layer];
   claim->parts.clear();
   const int64_t host_blocks = step.host_blocks();
-  int64_t none = 0;
-  const int64_t now_ns = NowNs();
   // Host blocks first: nobody else can take them.
   if (progress.host_claimed.load(std::memory_order_relaxed) < host_blocks) {
     const int64_t first = progress.host_claimed.fetch_add(claim_blocks_, std::memory_order_seq_cst);
     if (first < host_blocks) {
       claim->num_blocks = std::min(claim_blocks_, host_blocks - first);
       step.attention->runs.host.Slice(first, claim->num_blocks, &claim->parts);
-      progress.first_claim_ns.compare_exchange_strong(none, now_ns, std::memory_order_relaxed);
       return true;
     }
   }
@@ -148,7 +186,6 @@ bool CpuAttention::ClaimParts(StepContext& step, int layer, Claim* claim) const 
   if (swing.count == 0) return false;
   claim->num_blocks = swing.count;
   step.attention->runs.swing.Slice(swing.first, swing.count, &claim->parts);
-  progress.first_claim_ns.compare_exchange_strong(none, now_ns, std::memory_order_relaxed);
   return true;
 }
 
@@ -166,8 +203,11 @@ bool CpuAttention::HasPlenty(const StepContext& step, int layer) const {
 }
 
 int64_t CpuAttention::AttendLayer(Worker& worker, StepContext& step, int layer) {
+  int64_t none = 0;
+  step.layers[layer].first_start_ns.compare_exchange_strong(none, NowNs(),
+                                                            std::memory_order_relaxed);
   int64_t blocks = 0;
-  bool has_claim = false;
+  bool has_claim = true;
   while (!step.abort.load(std::memory_order_relaxed)) {
     if (!has_claim) {
       if (step.hook && !step.hook(Side::kCpu, layer)) return -1;
@@ -279,7 +319,9 @@ void CpuAttention::Flush(Worker& worker) {
   for (int64_t i = 0; i < num_parts; ++i) worker.parts.push_back((first + i) % num_parts);
   while (!worker.parts.empty()) {
     size_t busy = 0;
-    for (const int64_t part : worker.parts) {
+    for (size_t i = 0; i < worker.parts.size(); ++i) {
+      const int64_t part = worker.parts[i];
+      if (i + kPartsAhead < worker.parts.size()) FetchPart(worker, worker.parts[i + kPartsAhead]);
       const int row = worker.touched_rows[static_cast<size_t>(part / parts_a_row_)];
       if (!FlushPart(worker, row, part % parts_a_row_)) worker.parts[busy++] = part;
     }
@@ -290,18 +332,32 @@ void CpuAttention::Flush(Worker& worker) {
   worker.touched_rows.clear();
 }
 
+CpuAttention::Heads CpuAttention::HeadsOf(int64_t row, int64_t part) const {
+  const int64_t first = row * options_.num_heads;
+  const int64_t begin = first + part * heads_a_part_;
+  return {begin, std::min(begin + heads_a_part_, first + options_.num_heads)};
+}
+
+void CpuAttention::FetchPart(const Worker& worker, int64_t part) const {
+  const Heads heads =
+      HeadsOf(worker.touched_rows[static_cast<size_t>(part / parts_a_row_)], part % parts_a_row_);
+  const float* const own = worker.o.data();
+  const int v_dim = options_.geometry.v_dim;
+  for (int64_t d = heads.begin * v_dim; d < heads.end * v_dim; d += 16) {
+    __builtin_prefetch(own + d, 0);
+    // The worker before left these lines in another core's cache.
+    __builtin_prefetch(out_ + d, 1);
+  }
+}
+
 bool CpuAttention::FlushPart(Worker& worker, int row, int64_t part) {
   const int v_dim = options_.geometry.v_dim;
   const std::unique_lock lock(part_mutexes_[static_cast<size_t>(row * parts_a_row_ + part)],
                               std::try_to_lock);
   if (!lock.owns_lock()) return false;
-  const int64_t first = row * int64_t{options_.num_heads};
-  const int64_t begin = first + part * heads_a_part_;
-  const int64_t end = std::min(begin + heads_a_part_, first + options_.num_heads);
-  // The worker before left these lines in another core's cache.
-  for (int64_t d = begin * v_dim; d < end * v_dim; d += 16) __builtin_prefetch(out_ + d, 1);
+  const Heads heads = HeadsOf(row, part);
   // The first partial of a row is written as it is: what lies there is of an earlier layer.
-  for (int64_t head = begin; head < end; ++head) {
+  for (int64_t head = heads.begin; head < heads.end; ++head) {
     const size_t at = static_cast<size_t>(head);
     kernels::MergeState(v_dim, out_ + head * v_dim, lse_ + head,
                         &worker.o[at * static_cast<size_t>(v_dim)], worker.m[at], worker.l[at]);

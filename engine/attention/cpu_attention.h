@@ -60,6 +60,7 @@ class CpuAttention {
     std::vector<bool> touched;
     std::vector<int> touched_rows;
     Claim claim, ahead;
+    bool has_claim = false;
     std::vector<int64_t> parts;  // Of touched rows, still to merge into out_ and lse_
     // Scratch of one kernel call.
     std::vector<kernels::KvHeadBlock> blocks;
@@ -68,8 +69,11 @@ class CpuAttention {
   };
 
   CpuAttention(const Options& options, device::Buffer handoff);
-  bool AwaitQuery(const StepContext& step, int layer) const;
-  // Claims and attends until the layer is exhausted; the number of blocks. -1 when told to stop.
+  // Waits for the query with the worker's claim, and fetches what that begins with meanwhile: much
+  // of a layer's time goes by without a query, in which memory has nothing else to do for the CPU.
+  bool AwaitQuery(const Worker& worker, const StepContext& step, int layer) const;
+  // Goes on from the worker's claim until the layer is exhausted; the number of blocks. -1 when
+  // told to stop.
   int64_t AttendLayer(Worker& worker, StepContext& step, int layer);
   // False when nothing is left.
   bool ClaimParts(StepContext& step, int layer, Claim* claim) const;
@@ -80,6 +84,14 @@ class CpuAttention {
   // Asks at once for what a claim that was not made ahead begins with: the kernels fetch what comes
   // after it.
   void FetchFirst(const StepContext& step, int layer, const Run& part) const;
+  // Heads of all rows, counted through, that a part of a row covers.
+  struct Heads {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  Heads HeadsOf(int64_t row, int64_t part) const;
+  // Asks for the lines of a part of the worker's states, and of those that it is merged into.
+  void FetchPart(const Worker& worker, int64_t part) const;
   // `next` is what the worker attends to afterwards, or null.
   void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
                   const Run* next);

@@ -83,7 +83,7 @@ void HybridAttention::BeginStep(StepAttention step, const SharePlan& plan) {
     progress.swing.Reset(swing_blocks, cut);
     progress.host_claimed.store(0);
     progress.cpu_reported.store(0);
-    progress.first_claim_ns.store(0);
+    progress.first_start_ns.store(0);
     progress.last_report_ns.store(0);
   }
   if (step_.handoff) {
@@ -335,7 +335,7 @@ StepTrace HybridAttention::Trace() const {
     dense_from_s = times.cpu_waited_s;
     if (progress.cpu_reported.load() == 0) continue;
     trace.push_back({Activity::kCpuAttention, layer,
-                     static_cast<double>(progress.first_claim_ns.load()) * 1e-9,
+                     static_cast<double>(progress.first_start_ns.load()) * 1e-9,
                      static_cast<double>(progress.last_report_ns.load()) * 1e-9});
     trace.push_back({Activity::kAwaitCpu, layer, times.device_done_s, times.cpu_waited_s});
   }
@@ -345,9 +345,9 @@ StepTrace HybridAttention::Trace() const {
 void HybridAttention::CollectHandoff(const LayerProgress& progress, const LayerTimes& times,
                                      AttentionStats* stats) const {
   if (progress.cpu_reported.load() == 0) return;
-  const double claimed_s = static_cast<double>(progress.first_claim_ns.load()) * 1e-9;
+  const double started_s = static_cast<double>(progress.first_start_ns.load()) * 1e-9;
   const double reported_s = static_cast<double>(progress.last_report_ns.load()) * 1e-9;
-  stats->handoff_out_s.push_back(claimed_s - times.query_published_s);
+  stats->handoff_out_s.push_back(started_s - times.query_published_s);
   if (reported_s > times.device_done_s) {
     stats->handoff_back_s.push_back(times.cpu_waited_s - reported_s);
   }
@@ -358,7 +358,7 @@ void HybridAttention::CollectOverlap(AttentionStats* stats) const {
   size_t first_copy = 0;  // Copies and layers are both in order of time.
   for (int layer = 0; layer < options_.num_layers; ++layer) {
     const LayerProgress& progress = layers_[static_cast<size_t>(layer)];
-    const double start_s = static_cast<double>(progress.first_claim_ns.load()) * 1e-9;
+    const double start_s = static_cast<double>(progress.first_start_ns.load()) * 1e-9;
     const double end_s = static_cast<double>(progress.last_report_ns.load()) * 1e-9;
     if (progress.cpu_reported.load() == 0 || end_s <= start_s) continue;
     const double busy_s = end_s - start_s;

@@ -41,7 +41,7 @@ struct AttentionStats {
   int copies = 0;
   // Blocks of the swing list in front of the cut, mean over layers.
   double mean_cut_blocks = 0;
-  // By layer with a hand-off: from the query's publication to the CPU's first claim, and, where the
+  // By layer with a hand-off: from the query's publication to the CPU's start, and, where the
   // device had to wait for the CPU, from the last report until the device went on.
   std::vector<double> handoff_out_s;
   std::vector<double> handoff_back_s;

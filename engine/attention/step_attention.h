@@ -54,7 +54,7 @@ struct LayerProgress {
   MeetCursor swing;
   std::atomic<int64_t> host_claimed{0};
   std::atomic<int64_t> cpu_reported{0};    // Blocks whose partials are in the merge buffer
-  std::atomic<int64_t> first_claim_ns{0};  // 0: none yet
+  std::atomic<int64_t> first_start_ns{0};  // Of the CPU's work with the query; 0: none yet
   std::atomic<int64_t> last_report_ns{0};
 };
 

@@ -7,7 +7,7 @@ namespace writescope::attention {
 
 enum class Activity {
   kCopy,             // The link
-  kCpuAttention,     // From a layer's first claim to its last report
+  kCpuAttention,     // From a layer's start with the query to its last report
   kDeviceAttention,  // A call over resident blocks or landed waves
   kDense,            // From the merge of a layer to the attention of the next
   kAwaitCpu,         // The device has nothing to do but to wait for the CPU's partials

@@ -133,42 +133,65 @@ __global__ void __launch_bounds__(kFoldRowThreads)
 __device__ void StoreOut(float* out, float value) { *out = value; }
 __device__ void StoreOut(__nv_bfloat16* out, float value) { *out = __float2bfloat16_rn(value); }
 
-// A warp finishes one row of one head.
+// Four neighbours of a row that is a multiple of 32 long; zeros outside.
+__device__ float4 LoadInside(bool inside, const float* from) {
+  return inside ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
+}
+
+// A warp finishes one row of one head, 512 values at a time. What comes over the link is asked for
+// at once, values before it is known whether there are any: each question takes microseconds there.
 template <typename Out>
 __global__ void __launch_bounds__(kThreads) MergeStatesKernel(MergeCall call) {
+  constexpr int kLoads = 4;
   const int64_t at = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
   if (at >= call.count) return;
   const int lane = threadIdx.x % 32;
-  const float l = call.l[at];
-  const float m = call.m[at];
-  float cpu_lse = kMinusInf;
   const bool with_cpu = call.cpu_out != nullptr && *call.failed == 0;
-  if (with_cpu) {
-    cpu_lse = call.cpu_lse[at];
-    __syncwarp();
-    if (lane == 0) call.cpu_lse[at] = kMinusInf;
-  }
-  const bool has_cpu = cpu_lse != kMinusInf;
-  const bool has_own = l != 0;
-  const float lse = has_own ? m + log2f(l) : kMinusInf;
-  float weight = has_own ? 1 : 0;
-  float cpu_weight = has_cpu ? 1 : 0;
-  if (has_own && has_cpu) {
-    const float lse_max = fmaxf(lse, cpu_lse);
-    weight = exp2f(lse - lse_max);
-    cpu_weight = exp2f(cpu_lse - lse_max);
-    const float sum = weight + cpu_weight;
-    weight /= sum;
-    cpu_weight /= sum;
-  }
+  const float* own_out = call.o + at * call.v_dim;
+  const float* cpu_out = with_cpu ? call.cpu_out + at * call.v_dim : nullptr;
   Out* out = static_cast<Out*>(call.out) + at * call.out_dim;
-  for (int d = lane; d < call.out_dim; d += 32) {
-    float value = 0;
-    // Divided and not multiplied by the reciprocal: where l is 1 the values come out bit for bit.
-    if (has_own) value = weight * (call.o[at * call.v_dim + d] / l);
-    if (has_cpu) value += cpu_weight * call.cpu_out[at * call.v_dim + d];
-    StoreOut(out + d, value);
+  const float cpu_lse = with_cpu ? call.cpu_lse[at] : kMinusInf;
+  float weight = 0, cpu_weight = 0, l = 0;
+  for (int first = lane * 4; first < call.v_dim; first += kLoads * 128) {
+    float4 cpu[kLoads], own[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int d = first + i * 128;
+      cpu[i] = LoadInside(with_cpu && d < call.v_dim, cpu_out + d);
+      own[i] = LoadInside(d < call.v_dim, own_out + d);
+    }
+    if (first < 128) {
+      l = call.l[at];
+      const float lse = l != 0 ? call.m[at] + log2f(l) : kMinusInf;
+      weight = l != 0 ? 1 : 0;
+      cpu_weight = cpu_lse != kMinusInf ? 1 : 0;
+      if (weight != 0 && cpu_weight != 0) {
+        const float lse_max = fmaxf(lse, cpu_lse);
+        weight = exp2f(lse - lse_max);
+        cpu_weight = exp2f(cpu_lse - lse_max);
+        const float sum = weight + cpu_weight;
+        weight /= sum;
+        cpu_weight /= sum;
+      }
+    }
+    const bool has_cpu = cpu_lse != kMinusInf;
+    const auto merged = [&](float from_own, float from_cpu) {
+      // Divided and not multiplied by the reciprocal: where l is 1 the values come out bit for bit.
+      const float value = l != 0 ? weight * (from_own / l) : 0;
+      return has_cpu ? value + cpu_weight * from_cpu : value;
+    };
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int d = first + i * 128;
+      if (d < call.out_dim) StoreOut(out + d, merged(own[i].x, cpu[i].x));
+      if (d + 1 < call.out_dim) StoreOut(out + d + 1, merged(own[i].y, cpu[i].y));
+      if (d + 2 < call.out_dim) StoreOut(out + d + 2, merged(own[i].z, cpu[i].z));
+      if (d + 3 < call.out_dim) StoreOut(out + d + 3, merged(own[i].w, cpu[i].w));
+    }
   }
+  // After all lanes have read it: the next layer begins with nothing.
+  __syncwarp();
+  if (with_cpu && lane == 0) call.cpu_lse[at] = kMinusInf;
 }
 
 // Of 16 bytes, for the row with the most slices.

@@ -193,7 +193,8 @@ __global__ void ToFloatsKernel(int64_t count, const T* from, float* to) {
   for (int64_t i = FirstItem(); i < count; i += ItemStride()) to[i] = ToFloat(from[i]);
 }
 
-__global__ void CopyUnlessFailedKernel(int64_t count, const float* from, float* to,
+template <typename Word>
+__global__ void CopyUnlessFailedKernel(int64_t count, const Word* from, Word* to,
                                        const uint32_t* failed_word) {
   if (*failed_word != 0) return;
   for (int64_t i = FirstItem(); i < count; i += ItemStride()) to[i] = from[i];
@@ -255,7 +256,14 @@ cudaError_t LaunchToFloats(cudaStream_t stream, ValueType type, int64_t count, c
 cudaError_t LaunchCopyUnlessFailed(cudaStream_t stream, int64_t count, const float* from, float* to,
                                    const uint32_t* failed_word) {
   if (count == 0) return cudaSuccess;
-  CopyUnlessFailedKernel<<<BlocksFor(count), kThreads, 0, stream>>>(count, from, to, failed_word);
+  // The link carries few large writes faster than many small ones.
+  if (count % 4 == 0 && IsAligned16(from) && IsAligned16(to)) {
+    CopyUnlessFailedKernel<<<BlocksFor(count / 4), kThreads, 0, stream>>>(
+        count / 4, reinterpret_cast<const float4*>(from), reinterpret_cast<float4*>(to),
+        failed_word);
+  } else {
+    CopyUnlessFailedKernel<<<BlocksFor(count), kThreads, 0, stream>>>(count, from, to, failed_word);
+  }
   return cudaGetLastError();
 }
 

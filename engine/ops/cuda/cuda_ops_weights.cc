@@ -276,8 +276,11 @@ absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
           "warm-up");
   }
   Check(kernels::LaunchToFloats(stream(), type_, 1, scratch, out), "warm-up");
-  Check(kernels::LaunchCopyUnlessFailed(stream(), 1, floats, out, device_.compute().failed_word()),
-        "warm-up");
+  for (const int count : {1, 4}) {  // Whole vectors, and not
+    Check(kernels::LaunchCopyUnlessFailed(stream(), count, floats, out,
+                                          device_.compute().failed_word()),
+          "warm-up");
+  }
   const KvTarget target = {.block = scratch + 2 * kPart, .slot = 0};
   const int64_t position = 0;
   const kernels::TokenPlace* place = StagePlaces({&position, 1}, {&target, 1});
