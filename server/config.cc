@@ -109,8 +109,10 @@ void AddModelOptions(CLI::App& app, Flags& flags) {
   app.add_option("--prefill-chunk", flags.prefill_chunk,
                  "Prompt tokens per step; 0: 2048 on CUDA, 512 on the CPU device")
       ->group("Scheduling");
-  app.add_option("--step-graphs", flags.step_graphs,
-                 "CUDA: batch sizes whose decode steps are kept as graphs; 0: none")
+  app.add_option(
+         "--step-graphs", flags.step_graphs,
+         "CUDA: shapes of decode steps that are kept as graphs: batch size, with spilled KV or "
+         "without; 0: none")
       ->group("Scheduling");
   app.add_option("--request-time-limit", flags.request_time_limit,
                  "A request that takes longer ends with TIME_LIMIT")

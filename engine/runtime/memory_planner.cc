@@ -77,7 +77,8 @@ class Planner {
                 model::OpsLimitsOf(config_, std::max(o.prefill_chunk_tokens, o.max_sequences))));
     AddItem("activations", true, fixed.activations);
     if (footprint.recording_layer_bytes > 0) {
-      runner.max_recordings = std::min(o.max_step_graphs, o.max_sequences);
+      // Of each size there are two kinds of steps.
+      runner.max_recordings = std::min(o.max_step_graphs, 2 * o.max_sequences);
       AddItem("graphs of decode steps, at most", true,
               runner.max_recordings * config_.num_layers * footprint.recording_layer_bytes);
     }

@@ -114,7 +114,7 @@ class ModelRunner {
                            int* full_slice, bool may_replay = true);
   const RecordingCounts& recording_counts() const { return recordings_.counts(); }
   // Seconds of a step of this many sequences that have no KV yet: D, nearly. Before any is open.
-  // Submitted call by call, as steps with spilled KV are.
+  // Submitted call by call: nothing has been recorded so early.
   absl::StatusOr<double> MeasureDense(int batch_size);
   // False: a thread of a failed step did not come back; the engine cannot go on.
   bool Ok() const { return attention_->Ok(); }

@@ -1,11 +1,12 @@
-// What a step that cannot be run leaves behind: nothing. And that resident steps, submitted call by
-// call or as a recording, are steps like others.
+// What a step that cannot be run leaves behind: nothing. And that decode steps, submitted call by
+// call or as recordings, are steps like others.
 #include "engine/runtime/model_runner.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -154,9 +155,85 @@ TEST_P(ResidentSteps, AreStepsLikeOthers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, ResidentSteps,
-                         ::testing::Values("mixtral", "qwen3_moe", "qwen3_moe_dense0",
-                                           "deepseek_v2_plain", "deepseek_v2_yarn"),
+class SpilledSteps : public ::testing::TestWithParam<const char*> {
+ protected:
+  // Logits by step: of two sequences with spilled KV, and of a resident one that steps inside.
+  // Which of its blocks the CPU takes is fixed, so that any two runs are the same.
+  static std::vector<std::vector<std::vector<float>>> Run(int max_recordings,
+                                                          RecordingCounts* counts) {
+    std::vector<std::vector<std::vector<float>>> steps;
+    auto tiny =
+        TinyModel::Load({.dir = std::string(WRITESCOPE_TESTDATA_DIR "/goldens/") + GetParam(),
+                         .max_sequences = 3,
+                         .blocks = {0, 0, 64, 0},
+                         .prefix_cache = false,
+                         .max_recordings = max_recordings});
+    EXPECT_TRUE(tiny.ok()) << tiny.status();
+    ModelRunner& runner = *(*tiny)->runner;
+    const attention::SharePlan share = {.cpu_share = 0.5, .handoff = true};
+    // The first has no block yet: all its KV is in its open tail, on the device.
+    std::vector<std::unique_ptr<Driver>> drivers;
+    for (const int length : {50, 190, 300}) {
+      drivers.push_back(std::make_unique<Driver>(**tiny, 8));
+      EXPECT_TRUE(drivers.back()->Feed(Tokens(length, length), 64, false, share).ok());
+    }
+    EXPECT_TRUE(runner.IsResident(drivers[0]->slot()));
+    EXPECT_FALSE(runner.IsResident(drivers[1]->slot()));
+    for (int step = 0; step < 7; ++step) {
+      std::vector<std::vector<float>>& logits = steps.emplace_back(3);
+      const std::vector<TokenId> next = {3 + step, 90 - step, 40 + step};
+      const auto slice = [&](size_t i) {
+        return StepSlice{.slot = drivers[i]->slot(), .tokens = std::span(next).subspan(i, 1)};
+      };
+      int full_slice = -1;
+      const auto inside = [&](const std::function<bool()>&) {
+        if (!logits[0].empty()) return;
+        const std::vector<StepSlice> slices = {slice(0)};
+        const absl::Status status = runner.RunResident(
+            slices,
+            [&](int, int64_t, const RowLogits& row) {
+              logits[0].assign(row.all.begin(), row.all.end());
+            },
+            &full_slice);
+        EXPECT_TRUE(status.ok()) << status;
+      };
+      const std::vector<StepSlice> slices = {slice(1), slice(2)};
+      const auto result = runner.Run(
+          slices, {.share = share, .between = inside},
+          [&](int index, int64_t, const RowLogits& row) {
+            logits[1 + static_cast<size_t>(index)].assign(row.all.begin(), row.all.end());
+          },
+          &full_slice);
+      EXPECT_TRUE(result.ok()) << result.status();
+    }
+    *counts = runner.recording_counts();
+    return steps;
+  }
+};
+
+TEST_P(SpilledSteps, AreTheSameAsRecorded) {
+  RecordingCounts plain, recorded;
+  const auto want = Run(0, &plain);
+  const auto got = Run(2, &recorded);
+  EXPECT_EQ(plain.replayed_steps, 0);
+  // Of both kinds of steps all but the first.
+  EXPECT_EQ(recorded.replayed_steps, testing::OnCuda() ? 2 * 6 : 0);
+  EXPECT_EQ(recorded.failures, 0);
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t step = 0; step < want.size(); ++step) {
+    for (size_t i = 0; i < 3; ++i) {
+      SCOPED_TRACE("step " + std::to_string(step) + " of sequence " + std::to_string(i));
+      EXPECT_FALSE(want[step][i].empty());
+      EXPECT_LE(MaxError(got[step][i], want[step][i]), testing::ComputesInBf16() ? 0.1f : 1e-5f);
+    }
+  }
+}
+
+const auto kFamilies = ::testing::Values("mixtral", "qwen3_moe", "qwen3_moe_dense0",
+                                         "deepseek_v2_plain", "deepseek_v2_yarn");
+INSTANTIATE_TEST_SUITE_P(Families, ResidentSteps, kFamilies,
+                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Families, SpilledSteps, kFamilies,
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
