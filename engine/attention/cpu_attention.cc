@@ -20,13 +20,21 @@ constexpr int64_t kMaxClaimBytes = 2 * kMiB;
 constexpr int64_t kClaimsPerWorker = 4;
 constexpr int kSpinsBeforeNap = 500;
 constexpr int64_t kPartValues = 256;  // Of a row's partials, merged under one lock
-constexpr size_t kPartsAhead = 2;     // Whose lines are on their way while one is merged
 // Of a claim that waits for its query: what the second cache holds beside all else.
 constexpr int64_t kEarlyBytes = 512 * kKiB;
 constexpr int64_t kFetchBytes = kKiB;  // Between two looks at the query's flag
 
 int64_t NowNs() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+std::span<const int> ReadersOf(const StepContext& step, const Run& run) {
+  return std::span(step.attention->runs.readers)
+      .subspan(static_cast<size_t>(run.first_reader), static_cast<size_t>(run.num_readers));
+}
+
+bool HaveSameReaders(const StepContext& step, const Run& a, const Run& b) {
+  return std::ranges::equal(ReadersOf(step, a), ReadersOf(step, b));
 }
 
 // Brings what a claim begins with towards the core, a little at each call.
@@ -227,6 +235,11 @@ int64_t CpuAttention::AttendLayer(Worker& worker, StepContext& step, int layer) 
                         : is_ahead           ? &worker.ahead.parts.front()
                                              : nullptr;
       AttendPart(worker, step, layer, parts[i], next);
+      // Where the others still attend a merge takes none of the layer's time, which memory sets. At
+      // its end all would merge at once, each into lines that another core holds.
+      if (next != nullptr && !HaveSameReaders(step, parts[i], *next) && HasPlenty(step, layer)) {
+        Flush(worker);
+      }
     }
     blocks += worker.claim.num_blocks;
     std::swap(worker.claim, worker.ahead);
@@ -264,9 +277,7 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
             .num_tokens = kBlockTokens,
             .first_position = run.first_position + int64_t{block} * kBlockTokens};
   };
-  const std::span<const int> readers =
-      std::span(step.attention->runs.readers)
-          .subspan(static_cast<size_t>(part.first_reader), static_cast<size_t>(part.num_readers));
+  const std::span<const int> readers = ReadersOf(step, part);
   for (const int reader : readers)
     Touch(worker, step.attention->rows[static_cast<size_t>(reader)].first_row);
 
@@ -319,9 +330,7 @@ void CpuAttention::Flush(Worker& worker) {
   for (int64_t i = 0; i < num_parts; ++i) worker.parts.push_back((first + i) % num_parts);
   while (!worker.parts.empty()) {
     size_t busy = 0;
-    for (size_t i = 0; i < worker.parts.size(); ++i) {
-      const int64_t part = worker.parts[i];
-      if (i + kPartsAhead < worker.parts.size()) FetchPart(worker, worker.parts[i + kPartsAhead]);
+    for (const int64_t part : worker.parts) {
       const int row = worker.touched_rows[static_cast<size_t>(part / parts_a_row_)];
       if (!FlushPart(worker, row, part % parts_a_row_)) worker.parts[busy++] = part;
     }
@@ -332,32 +341,16 @@ void CpuAttention::Flush(Worker& worker) {
   worker.touched_rows.clear();
 }
 
-CpuAttention::Heads CpuAttention::HeadsOf(int64_t row, int64_t part) const {
-  const int64_t first = row * options_.num_heads;
-  const int64_t begin = first + part * heads_a_part_;
-  return {begin, std::min(begin + heads_a_part_, first + options_.num_heads)};
-}
-
-void CpuAttention::FetchPart(const Worker& worker, int64_t part) const {
-  const Heads heads =
-      HeadsOf(worker.touched_rows[static_cast<size_t>(part / parts_a_row_)], part % parts_a_row_);
-  const float* const own = worker.o.data();
-  const int v_dim = options_.geometry.v_dim;
-  for (int64_t d = heads.begin * v_dim; d < heads.end * v_dim; d += 16) {
-    __builtin_prefetch(own + d, 0);
-    // The worker before left these lines in another core's cache.
-    __builtin_prefetch(out_ + d, 1);
-  }
-}
-
 bool CpuAttention::FlushPart(Worker& worker, int row, int64_t part) {
   const int v_dim = options_.geometry.v_dim;
   const std::unique_lock lock(part_mutexes_[static_cast<size_t>(row * parts_a_row_ + part)],
                               std::try_to_lock);
   if (!lock.owns_lock()) return false;
-  const Heads heads = HeadsOf(row, part);
+  const int64_t first = row * int64_t{options_.num_heads};
+  const int64_t begin = first + part * heads_a_part_;
+  const int64_t end = std::min(begin + heads_a_part_, first + options_.num_heads);
   // The first partial of a row is written as it is: what lies there is of an earlier layer.
-  for (int64_t head = heads.begin; head < heads.end; ++head) {
+  for (int64_t head = begin; head < end; ++head) {
     const size_t at = static_cast<size_t>(head);
     kernels::MergeState(v_dim, out_ + head * v_dim, lse_ + head,
                         &worker.o[at * static_cast<size_t>(v_dim)], worker.m[at], worker.l[at]);

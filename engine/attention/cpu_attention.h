@@ -84,14 +84,6 @@ class CpuAttention {
   // Asks at once for what a claim that was not made ahead begins with: the kernels fetch what comes
   // after it.
   void FetchFirst(const StepContext& step, int layer, const Run& part) const;
-  // Heads of all rows, counted through, that a part of a row covers.
-  struct Heads {
-    int64_t begin = 0;
-    int64_t end = 0;
-  };
-  Heads HeadsOf(int64_t row, int64_t part) const;
-  // Asks for the lines of a part of the worker's states, and of those that it is merged into.
-  void FetchPart(const Worker& worker, int64_t part) const;
   // `next` is what the worker attends to afterwards, or null.
   void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
                   const Run* next);

@@ -202,7 +202,6 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
   const StepAttention& attention = *step_.attention;
   device::Queue& compute = ops_.device().compute();
   LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
-  ops_.ResetAttention(attention.num_rows, options_.num_heads, options_.geometry.v_dim, state);
   compute.RecordTime(&times.attention_began_s);
   if (step_.handoff) {
     const int64_t floats =
@@ -211,6 +210,8 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
     compute.RecordTime(&times.query_published_s);
     compute.SetFlag(&cpu_->flags()[layer].query_ready, step_.epoch);
   }
+  // After the query: the CPU waits for that.
+  ops_.ResetAttention(attention.num_rows, options_.num_heads, options_.geometry.v_dim, state);
   const DeviceSpans on_device = SpansOnDevice(attention, layer);
   TimedAttend({.kv = options_.geometry,
                .num_heads = options_.num_heads,
