@@ -49,6 +49,11 @@ WRITESCOPE_HOST_DEVICE constexpr int Int4Col(int word, int nibble) {
   const int half = word / 128, lane = word / 4 % 32, step = word % 4;
   return 64 * half + 32 * (step / 2) + 8 * (lane % 4) + 4 * (step % 2) + (nibble & 2) + nibble / 4;
 }
+// Where a column lies among dealt values: the order of k in which the fragments of a row tile meet
+// the other operand, where that is read from shared memory by the tensor cores themselves.
+WRITESCOPE_HOST_DEVICE constexpr int64_t DealtColumn(int64_t col) {
+  return col / 32 * 32 + col % 8 / 4 * 16 + col % 4 / 2 * 8 + col % 32 / 8 * 2 + col % 2;
+}
 // Where the scale of a row of the tile lies among the 16 of a group.
 WRITESCOPE_HOST_DEVICE constexpr int Int4ScaleIndex(int row) { return row % 8 * 2 + row / 8; }
 

@@ -2,25 +2,34 @@
 // single kernels, matrix products of few rows, and the whole of a layer of Qwen3-30B-A3B.
 //
 // Each figure is the median of replays of a CUDA graph, so that launches by the host do not count;
-// weights rotate among layers, so that none is in the cache. Shares are of a device-to-device copy
-// (bytes read and written) in the same run. `--tiny` checks that it runs; it judges no speed.
+// weights rotate among layers, so that none is in the cache. Shares are of a plain read of device
+// memory, and of a large product by cuBLAS, in the same run. `--tiny` checks that it runs; it
+// judges no speed.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "engine/kernels/cuda/expert_gemm.h"
 #include "engine/ops/cuda/cuda_ops.h"
+#include "tests/bench/dense_report.h"
+#include "tests/bench/device_bench.h"
 
 namespace writescope::ops {
 namespace {
+
+using bench::DenseReport;
+using bench::DenseRow;
 
 constexpr int kNoGpu = 77;  // What CTest takes for a skip.
 
@@ -31,78 +40,17 @@ struct Shape {
   int num_layers;  // Enough for their chosen experts not to fit into the cache
 };
 
-class Bench {
+class Bench : bench::DeviceBench {
  public:
-  Bench(device::CudaDevice& device, bool tiny) : device_(device), tiny_(tiny) {
-    const int64_t size_bytes = tiny ? kMiB : kGiB;
-    std::byte* a = Allocate(size_bytes);
-    std::byte* b = Allocate(size_bytes);
-    // Not in a graph: there the driver copies by an engine that is slower than a kernel.
-    std::vector<float> ms(9);
-    cudaEvent_t begin, end;
-    cudaEventCreate(&begin);
-    cudaEventCreate(&end);
-    for (float& value : ms) {
-      cudaEventRecord(begin, stream());
-      device_.compute().Copy(b, a, size_bytes);
-      cudaEventRecord(end, stream());
-      CHECK(cudaEventSynchronize(end) == cudaSuccess);
-      cudaEventElapsedTime(&value, begin, end);
-    }
-    std::sort(ms.begin(), ms.end());
-    copy_bytes_per_us_ = 2.0 * static_cast<double>(size_bytes) / (1e3 * ms[ms.size() / 2]);
-    std::printf("copy inside the device: %.2f TB/s, reads and writes\n", copy_bytes_per_us_ / 1e6);
-    buffers_.clear();
-  }
+  Bench(device::CudaDevice& device, DenseReport& report, bool tiny)
+      : DeviceBench(device, tiny ? 2 : 12), report_(report), tiny_(tiny) {}
 
+  void Ceilings() { report_.SetCeilings(MeasureCeilings(tiny_)); }
   void Experts(const Shape& shape, const std::vector<int>& batches);
   void Products();
   void QwenLayer();
 
  private:
-  cudaStream_t stream() { return device_.compute().stream(); }
-  std::byte* Allocate(int64_t size_bytes) {
-    auto buffer = device_.AllocateDevice(size_bytes, "bench");
-    CHECK(buffer.ok()) << buffer.status();
-    buffers_.push_back(*std::move(buffer));
-    return buffers_.back().data();
-  }
-  void MakeOps(const OpsLimits& limits) {
-    ops_.reset();
-    buffers_.clear();
-    auto ops = CreateCudaOps(device_, limits, {});
-    CHECK(ops.ok()) << ops.status();
-    ops_ = *std::move(ops);
-  }
-  int64_t MatrixBytes(WeightFormat format, int64_t rows, int64_t cols) {
-    return ops_->footprint().matrix_bytes(WeightType::kBf16, format, rows, cols);
-  }
-  Matrix Random(std::byte* to, WeightFormat format, int64_t rows, int64_t cols, float sigma) {
-    auto matrix = ops_->RandomMatrix(to, WeightType::kBf16, format, rows, cols, sigma, ++seed_);
-    CHECK(matrix.ok()) << matrix.status();
-    return *matrix;
-  }
-  Matrix Random(int64_t rows, int64_t cols, float sigma) {
-    return Random(Allocate(MatrixBytes(WeightFormat::kSource, rows, cols)), WeightFormat::kSource,
-                  rows, cols, sigma);
-  }
-  void* Activations(int64_t rows, int64_t cols) {
-    return const_cast<std::byte*>(Random(rows, cols, 1).data);
-  }
-  MlpWeights Mlp(std::byte* to, WeightFormat format, int hidden, int width) {
-    const int64_t in = MatrixBytes(format, width, hidden);
-    const float sigma = 0.02f;
-    return {Random(to, format, width, hidden, sigma), Random(to + in, format, width, hidden, sigma),
-            Random(to + 2 * in, format, hidden, width, sigma)};
-  }
-  int64_t MlpBytes(WeightFormat format, int hidden, int width) {
-    return 2 * MatrixBytes(format, width, hidden) + MatrixBytes(format, hidden, width);
-  }
-
-  // work(i) submits the i-th of `per_graph` pieces; microseconds of one.
-  double GraphUs(const std::function<void(int)>& work, int per_graph = 1);
-  double Share(double bytes, double us) const { return 100 * bytes / us / copy_bytes_per_us_; }
-
   struct Layer {
     Matrix router;
     std::vector<MlpWeights> experts;
@@ -113,43 +61,24 @@ class Bench {
   void SingleKernels(const Shape& shape, const std::vector<Layer>& layers, int tokens,
                      const std::vector<int32_t>& chosen, const void* x);
 
-  device::CudaDevice& device_;
+  DenseReport& report_;
   const bool tiny_;
-  std::unique_ptr<Ops> ops_;
-  std::vector<device::Buffer> buffers_;
-  double copy_bytes_per_us_ = 1;
-  uint64_t seed_ = 0;
 };
 
-double Bench::GraphUs(const std::function<void(int)>& work, int per_graph) {
-  for (int i = 0; i < per_graph; ++i) work(i);
-  CHECK(cudaStreamSynchronize(stream()) == cudaSuccess);
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  CHECK(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-  for (int i = 0; i < per_graph; ++i) work(i);
-  CHECK(cudaStreamEndCapture(stream(), &graph) == cudaSuccess);
-  CHECK(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
-  cudaEvent_t begin, end;
-  cudaEventCreate(&begin);
-  cudaEventCreate(&end);
-  const int replays = tiny_ ? 2 : 12;
-  std::vector<float> ms;
-  for (int i = 0; i < replays; ++i) {
-    cudaEventRecord(begin, stream());
-    cudaGraphLaunch(executable, stream());
-    cudaEventRecord(end, stream());
-    CHECK(cudaEventSynchronize(end) == cudaSuccess);
-    cudaEventElapsedTime(&ms.emplace_back(), begin, end);
-  }
-  const absl::Status error = device_.compute().TakeError();
-  CHECK(error.ok()) << error;
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::sort(ms.begin(), ms.end());
-  return 1e3 * ms[ms.size() / 2] / per_graph;
+int Distinct(const std::vector<int32_t>& experts) {
+  return static_cast<int>(std::set<int32_t>(experts.begin(), experts.end()).size());
+}
+
+DenseRow RowOf(const Shape& shape, const std::string& kernel, int tokens, int experts, double us,
+               double bytes, double flops) {
+  return {.kernel = kernel,
+          .shape = shape.name,
+          .weights = shape.format == WeightFormat::kInt4 ? "int4" : "bf16",
+          .tokens = tokens,
+          .experts = experts,
+          .us = us,
+          .bytes = bytes,
+          .flops = flops};
 }
 
 Bench::Layer Bench::MakeLayer(const Shape& shape) {
@@ -194,36 +123,44 @@ void Bench::Experts(const Shape& shape, const std::vector<int>& batches) {
   for (int i = 0; i < shape.num_layers; ++i) layers.push_back(MakeLayer(shape));
   const void* x = Activations(max_tokens, shape.hidden);
   void* out = Activations(max_tokens, shape.hidden);
-  std::printf("\n%s, %s: hidden %d, %d experts, top %d, width %d, shared %d\n", shape.name,
-              shape.format == WeightFormat::kInt4 ? "int4" : "bf16", shape.hidden,
-              shape.num_experts, shape.k, shape.width, shape.shared_width);
   for (const int tokens : batches) {
     std::vector<int32_t> chosen(static_cast<size_t>(tokens) * shape.k);
     MoeArgs first = Moe(shape, layers[0], tokens, x, out);
     first.choice.record = chosen.data();
-    ops_->Moe(first);
+    ops().Moe(first);
     CHECK(cudaStreamSynchronize(stream()) == cudaSuccess);
     const double us =
-        GraphUs([&](int i) { ops_->Moe(Moe(shape, layers[i], tokens, x, out)); }, shape.num_layers);
-    const double distinct =
-        static_cast<double>(std::set<int32_t>(chosen.begin(), chosen.end()).size());
-    double bytes = distinct * MlpBytes(shape.format, shape.hidden, shape.width);
+        GraphUs([&](int i) { ops().Moe(Moe(shape, layers[i], tokens, x, out)); }, shape.num_layers);
+    const int distinct = Distinct(chosen);
+    double bytes = 1.0 * distinct * MlpBytes(shape.format, shape.hidden, shape.width);
     double flops = 6.0 * shape.hidden * shape.width * tokens * shape.k;
     if (shape.shared_width > 0) {
       bytes += MlpBytes(WeightFormat::kSource, shape.hidden, shape.shared_width);
       flops += 6.0 * shape.hidden * shape.shared_width * tokens;
     }
-    std::printf("tokens %4d: %3.0f experts, whole %8.1f us, %5.1f %% of copy, %6.1f TFLOP/s\n",
-                tokens, distinct, us, Share(bytes, us), flops / us / 1e6);
+    report_.Add(RowOf(shape, "experts, whole", tokens, distinct, us, bytes, flops));
     SingleKernels(shape, layers, tokens, chosen, x);
   }
 }
+
+struct NamedPlan {
+  const char* name;
+  kernels::ExpertPlan plan;
+};
+constexpr NamedPlan kPlans[] = {
+    {"stream", {kernels::ExpertKernel::kStream, kernels::kStreamSlotsFew}},
+    {"stream", {kernels::ExpertKernel::kStream, kernels::kStreamSlots}},
+    {"ring", {kernels::ExpertKernel::kRing, kernels::kRingSlotsFew}},
+    {"ring", {kernels::ExpertKernel::kRing, kernels::kRingSlots}},
+    {"tile", {kernels::ExpertKernel::kTile, kernels::kTileSlotsFew}},
+    {"tile", {kernels::ExpertKernel::kTile, kernels::kTileSlots}},
+    {"wide", {kernels::ExpertKernel::kWide, kernels::kWideSlots}}};
 
 // The launches of which a Moe call consists, and the experts by each kernel.
 void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, int tokens,
                           const std::vector<int32_t>& chosen, const void* x) {
   const int pairs = tokens * shape.k;
-  const size_t kept = buffers_.size();
+  const size_t kept = num_buffers();
   auto* experts = reinterpret_cast<int32_t*>(Allocate(pairs * 4));
   auto* slot_pairs = reinterpret_cast<int32_t*>(Allocate(pairs * 4));
   auto* weights = reinterpret_cast<float*>(Allocate(pairs * 4));
@@ -249,30 +186,33 @@ void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, 
                                           .out = activated});
       },
       kPerGraph);
-  std::printf("             route %.1f, sum %.1f us;", route_us, combine_us);
-  const double distinct =
-      static_cast<double>(std::set<int32_t>(chosen.begin(), chosen.end()).size());
-  for (const int slots : {kernels::kStreamSlotsFew, kernels::kStreamSlots, kernels::kTileSlotsFew,
-                          kernels::kTileSlots}) {
-    // Not where a kernel is out of the question.
-    if (slots < kernels::kTileSlotsFew && pairs > 32 * shape.num_experts) continue;
-    if (slots == kernels::kTileSlots && pairs < shape.num_experts) continue;
+  const int distinct = Distinct(chosen);
+  const auto add = [&](const std::string& kernel, double us, double bytes, double flops) {
+    report_.Add(RowOf(shape, kernel, tokens, distinct, us, bytes, flops));
+  };
+  add("route", route_us, 0, 0);
+  add("sum", combine_us, 0, 0);
+  std::set<int> timed_slots;
+  for (const NamedPlan& named : kPlans) {
+    const int slots = named.plan.tile_slots;
+    const auto weights = shape.format == WeightFormat::kInt4 ? kernels::ExpertWeights::kInt4
+                                                             : kernels::ExpertWeights::kBf16;
+    if (!kernels::CanRun(named.plan.kernel, weights, shape.width, shape.hidden, true) ||
+        !kernels::CanRun(named.plan.kernel, weights, shape.hidden, shape.width, false)) {
+      continue;
+    }
+    // Nor where a kernel is out of the question.
+    if (slots <= kernels::kStreamSlots && pairs > 32 * shape.num_experts) continue;
+    if (slots > kernels::kTileSlotsFew && pairs < shape.num_experts) continue;
     const int num_tiles =
         static_cast<int>(kernels::MaxExpertTiles(pairs, shape.num_experts, slots));
-    const double sort_us = GraphUs(
-        [&](int) {
-          kernels::LaunchSortPairs(stream(), shape.num_experts, pairs, slots, experts, slot_pairs,
-                                   tiles);
-        },
-        kPerGraph);
-    const auto run = [&](const kernels::ExpertGemmArgs& args) {
-      slots >= kernels::kTileSlotsFew ? kernels::LaunchExpertGemmTile(stream(), slots, args)
-                                      : kernels::LaunchExpertGemmStream(stream(), slots, args);
+    const auto sort = [&](int) {
+      kernels::LaunchSortPairs(stream(), shape.num_experts, pairs, slots, experts, slot_pairs,
+                               tiles);
     };
     const auto args_of = [&](const Layer& layer) {
       return kernels::ExpertGemmArgs{
-          .weights = shape.format == WeightFormat::kInt4 ? kernels::ExpertWeights::kInt4
-                                                         : kernels::ExpertWeights::kBf16,
+          .weights = weights,
           .rows = shape.width,
           .cols = shape.hidden,
           .w = layer.experts[0].gate.data,
@@ -281,6 +221,8 @@ void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, 
           .tiles = tiles,
           .num_tiles = num_tiles,
           .slot_pairs = slot_pairs,
+          // The wide kernel's values are random, too: in what order they lie does not matter.
+          .x_dealt = named.plan.kernel == kernels::ExpertKernel::kWide,
           .x = x,
           .x_stride = shape.hidden,
           .x_by_token = true,
@@ -288,32 +230,38 @@ void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, 
           .y = activated,
           .y_stride = shape.width};
     };
-    const double in_us =
-        GraphUs([&](int i) { run(args_of(layers[i])); }, static_cast<int>(layers.size()));
-    const double out_us = GraphUs(
-        [&](int i) {
-          kernels::ExpertGemmArgs args = args_of(layers[i]);
-          args.w = layers[i].experts[0].down.data;
-          args.up = nullptr;
-          std::swap(args.rows, args.cols);
-          args.x = activated;
-          args.x_stride = shape.width;
-          args.x_by_token = false;
-          args.y = results;
-          args.y_stride = shape.hidden;
-          args.y_by_pair = true;
-          run(args);
-        },
-        static_cast<int>(layers.size()));
-    const double in_bytes = 2 * distinct * MatrixBytes(shape.format, shape.width, shape.hidden);
-    const double out_bytes = distinct * MatrixBytes(shape.format, shape.hidden, shape.width);
+    const auto down_of = [&](const Layer& layer) {
+      kernels::ExpertGemmArgs args = args_of(layer);
+      args.w = layer.experts[0].down.data;
+      args.up = nullptr;
+      std::swap(args.rows, args.cols);
+      args.x = activated;
+      args.x_stride = shape.width;
+      args.x_by_token = false;
+      args.y = results;
+      args.y_stride = shape.hidden;
+      args.y_by_pair = true;
+      return args;
+    };
+    const auto run_us = [&](const auto& args) {
+      return GraphUs(
+          [&](int i) {
+            CHECK(kernels::LaunchExpertGemm(stream(), kernels::ValueType::kBf16, named.plan,
+                                            args(layers[i])) == cudaSuccess);
+          },
+          static_cast<int>(layers.size()));
+    };
+    const double bytes = 1.0 * distinct * MatrixBytes(shape.format, shape.width, shape.hidden);
     const double flops = 2.0 * shape.hidden * shape.width * pairs;
-    std::printf(" [%d: sort %.1f, in %.1f us %.0f %% %.0f TF, out %.1f us %.0f %% %.0f TF]", slots,
-                sort_us, in_us, Share(in_bytes, in_us), 2 * flops / in_us / 1e6, out_us,
-                Share(out_bytes, out_us), flops / out_us / 1e6);
+    const std::string name = absl::StrCat(named.name, " ", slots);
+    if (timed_slots.insert(slots).second) {
+      add(absl::StrCat("order, tiles of ", slots), GraphUs(sort, kPerGraph), 0, 0);
+    }
+    sort(0);
+    add(absl::StrCat("gate and up, ", name), run_us(args_of), 2 * bytes, 2 * flops);
+    add(absl::StrCat("down, ", name), run_us(down_of), bytes, flops);
   }
-  std::printf("\n");
-  buffers_.resize(kept);
+  FreeFrom(kept);
 }
 
 void Bench::Products() {
@@ -324,7 +272,6 @@ void Bench::Products() {
            .experts_per_token = 0,
            .num_heads = 32,
            .max_head_dim = 128});
-  std::printf("\nmatrix products, bf16: us and %% of copy by rows of x\n");
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{4096, 2048},
                                    {512, 2048},
                                    {2048, 4096},
@@ -335,16 +282,20 @@ void Bench::Products() {
         static_cast<int>(std::clamp<int64_t>((tiny_ ? 1 : 128 * kMiB) / (rows * cols * 2), 1, 64));
     std::vector<Matrix> weights;
     for (int i = 0; i < copies; ++i) weights.push_back(Random(rows, cols, 0.02f));
-    std::printf("%6ld x %4ld:", rows, cols);
     for (const int n : {1, 2, 4, 8, 16, 32, 128, 2048}) {
       if (n * rows > 200'000'00 || (tiny_ && n > 2)) continue;
       const void* x = Activations(n, cols);
       void* out = Activations(n, rows);
-      const double us = GraphUs([&](int i) { ops_->Linear(n, x, weights[i], out, false); }, copies);
-      std::printf("  %d: %.1f (%.0f %%, %.0f TF)", n, us, Share(2.0 * rows * cols, us),
-                  2.0 * n * rows * cols / us / 1e6);
+      const double us = GraphUs([&](int i) { ops().Linear(n, x, weights[i], out, false); }, copies);
+      const double values = static_cast<double>(rows * cols);
+      report_.Add({.kernel = "product",
+                   .shape = absl::StrCat(rows, " x ", cols),
+                   .weights = "bf16",
+                   .tokens = n,
+                   .us = us,
+                   .bytes = 2 * values,
+                   .flops = 2 * n * values});
     }
-    std::printf("\n");
   }
 }
 
@@ -371,27 +322,26 @@ void Bench::QwenLayer() {
   size_t free_before = 0, free_after = 0, total = 0;
   cudaMemGetInfo(&free_before, &total);
   const double warm_s = device::NowSeconds();
-  const absl::Status warm = ops_->WarmUp({.num_kv_heads = 4, .k_dim = 128, .v_dim = 128}, 32);
+  const absl::Status warm = ops().WarmUp({.num_kv_heads = 4, .k_dim = 128, .v_dim = 128}, 32);
   CHECK(warm.ok()) << warm;
   cudaMemGetInfo(&free_after, &total);
-  std::printf("\nwarm-up: %.2f s, %.1f MiB of code\n", device::NowSeconds() - warm_s,
+  std::printf("warm-up: %.2f s, %.1f MiB of code\n", device::NowSeconds() - warm_s,
               static_cast<double>(free_before - free_after) / kMiB);
   const std::vector<float> ones(2048, 1.0f);
-  const float* norm = *ops_->LoadVector(Allocate(Ops::vector_bytes(2048)), 2048, ones.data());
+  const float* norm = *ops().LoadVector(Allocate(Ops::vector_bytes(2048)), 2048, ones.data());
   void* x = Activations(128, 2048);
   void* normed = Activations(128, 2048);
   auto* qkv = static_cast<std::byte*>(Activations(128, 5120));
   auto* q_out = reinterpret_cast<float*>(Allocate(128 * 4096 * 4));
   const KvGeometry kv = {.num_kv_heads = 4, .k_dim = 128, .v_dim = 128};
   std::byte* blocks = Allocate(128 * kv.block_bytes());
-  std::printf("\nQwen3-30B-A3B, int4: a layer without attention\n");
   for (const int tokens : {1, 16, 128}) {
     std::vector<int64_t> positions(tokens, 8191);
     std::vector<KvTarget> targets;
     for (int t = 0; t < tokens; ++t) targets.push_back({blocks + t * kv.block_bytes(), 63});
     const auto before = [&](int i) {
-      ops_->Linear(tokens, normed, attention[i].qkv, qkv);
-      ops_->GqaPrepare({.num_tokens = tokens,
+      ops().Linear(tokens, normed, attention[i].qkv, qkv);
+      ops().GqaPrepare({.num_tokens = tokens,
                         .num_heads = 32,
                         .head_dim = 128,
                         .kv = kv,
@@ -409,13 +359,13 @@ void Bench::QwenLayer() {
                         .q_out = q_out});
     };
     const auto after = [&](int i) {
-      ops_->Linear(tokens, qkv, attention[i].o, x, true);
-      ops_->RmsNorm(tokens, 2048, x, norm, 1e-6f, normed);
+      ops().Linear(tokens, qkv, attention[i].o, x, true);
+      ops().RmsNorm(tokens, 2048, x, norm, 1e-6f, normed);
       MoeArgs moe = Moe(shape, layers[i], tokens, normed, x);
       moe.norm = norm;
       moe.norm_eps = 1e-6f;
       moe.normed = normed;
-      ops_->Moe(moe);
+      ops().Moe(moe);
     };
     const double before_us = GraphUs(before, shape.num_layers);
     const double after_us = GraphUs(after, shape.num_layers);
@@ -427,39 +377,52 @@ void Bench::QwenLayer() {
     const double submitted_s = device::NowSeconds();
     CHECK(cudaStreamSynchronize(stream()) == cudaSuccess);
     const double done_s = device::NowSeconds();
-    std::printf(
-        "tokens %3d: before attention %.1f us, after %.1f us; without a graph %.1f us, of "
-        "which submitting %.1f us\n",
-        tokens, before_us, after_us, (done_s - start_s) / 60 * 1e6,
-        (submitted_s - start_s) / 60 * 1e6);
+    const std::pair<const char*, double> parts[] = {
+        {"layer, to attention", before_us},
+        {"layer, from attention", after_us},
+        {"layer, not in a graph", (done_s - start_s) / 60 * 1e6},
+        {"layer, submitting", (submitted_s - start_s) / 60 * 1e6}};
+    for (const auto& [name, us] : parts) report_.Add(RowOf(shape, name, tokens, 0, us, 0, 0));
   }
 }
 
-int Main(bool tiny) {
+int Main(bool tiny, const std::string& json, const std::string& command) {
   auto device = device::CudaDevice::Create({.budget_bytes = (tiny ? 4 : 24) * kGiB});
   if (!device.ok()) {
     std::printf("no GPU: %s\n", device.status().ToString().c_str());
     return kNoGpu;
   }
-  Bench bench(**device, tiny);
+  DenseReport report;
+  Bench bench(**device, report, tiny);
+  bench.Ceilings();
   if (tiny) {
     bench.Experts({"tiny", 256, 8, 2, 128, 64, WeightFormat::kInt4, 2}, {1, 40});
     bench.Experts({"tiny", 256, 8, 2, 128, 64, WeightFormat::kSource, 2}, {1, 40});
-    return 0;
+  } else {
+    const std::vector<int> batches = {1, 4, 8, 16, 32, 128, 256, 2048};
+    bench.Experts({"Qwen3-30B-A3B", 2048, 128, 8, 768, 0, WeightFormat::kInt4, 6}, batches);
+    bench.Experts({"Mixtral-8x7B", 4096, 8, 2, 14336, 0, WeightFormat::kInt4, 3}, batches);
+    bench.Experts({"Mixtral-8x7B", 4096, 8, 2, 14336, 0, WeightFormat::kSource, 2}, batches);
+    const Shape v2_lite = {"DeepSeek-V2-Lite", 2048, 64, 6, 1408, 2816, WeightFormat::kSource, 3};
+    bench.Experts(v2_lite, batches);
+    Shape v2_lite_int4 = v2_lite;
+    v2_lite_int4.format = WeightFormat::kInt4;
+    bench.Experts(v2_lite_int4, batches);
+    bench.Products();
+    bench.QwenLayer();
   }
-  const std::vector<int> batches = {1, 8, 32, 128, 2048};
-  bench.Experts({"Qwen3-30B-A3B", 2048, 128, 8, 768, 0, WeightFormat::kInt4, 6}, batches);
-  bench.Experts({"Mixtral-8x7B", 4096, 8, 2, 14336, 0, WeightFormat::kInt4, 3}, batches);
-  bench.Experts({"Mixtral-8x7B", 4096, 8, 2, 14336, 0, WeightFormat::kSource, 2}, batches);
-  bench.Experts({"DeepSeek-V2-Lite", 2048, 64, 6, 1408, 2816, WeightFormat::kSource, 3}, batches);
-  bench.Products();
-  bench.QwenLayer();
-  return 0;
+  return json.empty() || report.Write(json, (*device)->info().name, command) ? 0 : 1;
 }
 
 }  // namespace
 }  // namespace writescope::ops
 
 int main(int argc, char** argv) {
-  return writescope::ops::Main(argc > 1 && std::strcmp(argv[1], "--tiny") == 0);
+  bool tiny = false;
+  std::string json;
+  CLI::App app("Times of the GPU's part of a layer without attention");
+  app.add_flag("--tiny", tiny, "Small sizes, which check that it runs");
+  app.add_option("--json", json, "Where to write the result file");
+  CLI11_PARSE(app, argc, argv);
+  return writescope::ops::Main(tiny, json, absl::StrJoin(argv, argv + argc, " "));
 }

@@ -1,8 +1,10 @@
 // The experts' matrix products over all chosen (token, expert) pairs: two launches, one for gate
-// and up with the activation between, one for down. Three kernels with one contract:
+// and up with the activation between, one for down. Five kernels with one contract:
 //   simt    any GPU, any weights; the plain twin of the others
 //   stream  few slots to an expert: weights go from memory to registers once, and set the time
+//   ring    the same for 4-bit weights on sm_90: bulk copies bring them into shared memory
 //   tile    many slots to an expert: shared memory, and the tensor cores set the time
+//   wide    the same for 4-bit weights on sm_90a: products of whole warpgroups
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -38,6 +40,10 @@ struct ExpertGemmArgs {
   const int32_t* slot_pairs = nullptr;
   // The launch before this one does not write tiles and slot_pairs: it reads them, too.
   bool tiles_settled = false;
+  // The columns of x, or of y, lie in the order in which kInt4's fragments have them; see
+  // DealtColumn of kernels/quantize_int4.h. The wide kernel takes x so, and only it gives y so.
+  bool x_dealt = false;
+  bool y_dealt = false;
 
   // The row of x for a slot is its token, slot_pairs[slot] / experts_per_token, when x is by token,
   // and the slot otherwise. The row of y is the pair when y is by pair, and the slot otherwise.
@@ -50,17 +56,48 @@ struct ExpertGemmArgs {
   bool y_by_pair = false;
 };
 
+enum class ExpertKernel { kSimt, kStream, kRing, kTile, kWide };
+
+// A kernel, and how many slots a tile has at most.
+struct ExpertPlan {
+  ExpertKernel kernel = ExpertKernel::kSimt;
+  int tile_slots = 0;
+};
+
 inline constexpr int kSimtSlots = 16;
 inline constexpr int kStreamSlotsFew = 8;
 inline constexpr int kStreamSlots = 16;
+inline constexpr int kRingSlotsFew = 8;
+inline constexpr int kRingSlots = 16;
 inline constexpr int kTileSlotsFew = 32;
 inline constexpr int kTileSlots = 64;
+inline constexpr int kWideSlots = 128;
+// Of what numbers of rows the ring and the wide kernel take multiples: half as many of gate and up.
+inline constexpr int kRingRows = 128;
+inline constexpr int kWideRows = 256;
+
+// Whether the kernel takes matrices of such a size on this GPU, as this program was built. All but
+// simt take bf16 values only.
+bool CanRun(ExpertKernel kernel, ExpertWeights weights, int rows, int cols, bool gated);
 
 // x and y of `type`. kF32 weights go with kF32 values, kBf16 with kBf16, kInt4 with either.
+cudaError_t LaunchExpertGemm(cudaStream_t stream, ValueType type, const ExpertPlan& plan,
+                             const ExpertGemmArgs& args);
+
+// Whether the program holds code for them.
+bool RingIsBuilt();
+bool WideIsBuilt();
+
+// x [rows, cols] in bf16 to rows of dealt columns; cols is a multiple of 32, and both lie on 16
+// bytes.
+cudaError_t LaunchDealColumns(cudaStream_t stream, const void* x, int64_t rows, int64_t cols,
+                              void* to);
+
+// The single kernels; `tile_slots` is one of those that bear the kernel's name.
 cudaError_t LaunchExpertGemmSimt(cudaStream_t stream, ValueType type, const ExpertGemmArgs& args);
-// bf16 values, and kBf16 or kInt4 weights; sm_80 and later. `tile_slots` is one of kStreamSlots*,
-// or of kTileSlots*.
 cudaError_t LaunchExpertGemmStream(cudaStream_t stream, int tile_slots, const ExpertGemmArgs& args);
+cudaError_t LaunchExpertGemmRing(cudaStream_t stream, int tile_slots, const ExpertGemmArgs& args);
 cudaError_t LaunchExpertGemmTile(cudaStream_t stream, int tile_slots, const ExpertGemmArgs& args);
+cudaError_t LaunchExpertGemmWide(cudaStream_t stream, const ExpertGemmArgs& args);
 
 }  // namespace writescope::kernels

@@ -1,6 +1,7 @@
 // Many slots to an expert. A block multiplies 128 rows of weights (64 of gate, 64 of up) by 32 or
 // 64 slots; a warp 32 rows by 32 slots. Steps of the columns come through a ring in shared memory
 // by asynchronous copies; 4-bit weights stay packed until they are in registers.
+#include "engine/kernels/cuda/async_copy.h"
 #include "engine/kernels/cuda/expert_gemm.h"
 #include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/tensor_core.h"
@@ -25,25 +26,6 @@ struct TileShape {
       kInt4 ? kRowTiles * kInt4GroupWords * 4 : kRowTiles * 16 * kStep * 2;
   static constexpr int kStageBytes = kWeightBytes + kSlots * kStep * 2;
 };
-
-__device__ void CopyAsync16(void* to_shared, const void* from, bool inside) {
-#if __CUDA_ARCH__ >= 800
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(to_shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(inside ? 16 : 0));
-#endif
-}
-__device__ void CommitCopies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;");
-#endif
-}
-template <int kPending>
-__device__ void WaitCopies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
-#endif
-}
 
 // Byte of a chunk of a row. Lanes that read at once, of two neighbouring rows, meet all banks.
 template <int kChunks>
@@ -73,7 +55,8 @@ __device__ void CopyWeights(const ExpertGemmArgs& args, int64_t expert_bytes, in
       const int64_t row_tile =
           min(RowTile<kGated>(tile), static_cast<int>(Int4RowTiles(args.rows)) - 1);
       const int64_t block = row_tile * Int4Groups(args.cols) + step;
-      CopyAsync16(to + i * 16, w + block * (kInt4GroupWords * 4) + i % kTilePieces * 16, true);
+      CopyAsync16(SharedAddress(to + i * 16),
+                  w + block * (kInt4GroupWords * 4) + i % kTilePieces * 16);
     } else {
       const int tile_row = i / Shape::kChunks, chunk = i % Shape::kChunks;
       const int tile = tile_row / 16;
@@ -81,7 +64,7 @@ __device__ void CopyWeights(const ExpertGemmArgs& args, int64_t expert_bytes, in
       const int64_t row = min(RowTile<kGated>(tile) * 16 + tile_row % 16, args.rows - 1);
       const int col = step * Shape::kStep + chunk * 8;
       const bool inside = col < args.cols;
-      CopyAsync16(to + ChunkByte<Shape::kChunks>(tile_row, chunk),
+      CopyAsync16(SharedAddress(to + ChunkByte<Shape::kChunks>(tile_row, chunk)),
                   w + (row * Bf16Stride(args.cols) + (inside ? col : 0)) * 2, inside);
     }
   }
@@ -103,7 +86,7 @@ __device__ void CopyValues(const ExpertGemmArgs& args, const int* x_rows, bool a
     std::byte* at = to + ChunkByte<Shape::kChunks>(slot, chunk);
     if (aligned) {
       const bool inside = x_rows[slot] >= 0 && col < args.cols;
-      CopyAsync16(at, row + (inside ? col : 0), inside);
+      CopyAsync16(SharedAddress(at), row + (inside ? col : 0), inside);
     } else {
       *reinterpret_cast<uint4*>(at) =
           LoadValues(x_rows[slot] < 0 ? nullptr : row, col, args.cols, false);

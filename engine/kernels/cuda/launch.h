@@ -26,6 +26,30 @@ __device__ inline void LetNextKernelBegin() {
 #endif
 }
 
+// Multiprocessors of this GPU; 0 where that cannot be told.
+inline int NumProcessors() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    const bool known =
+        cudaGetDevice(&device) == cudaSuccess &&
+        cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+    return known ? value : 0;
+  }();
+  return count;
+}
+
+// Of shared memory that a thread block may have; 0 where that cannot be told.
+inline int MaxSharedBytes() {
+  static const int bytes = [] {
+    int device = 0, value = 0;
+    const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                              device) == cudaSuccess;
+    return known ? value : 0;
+  }();
+  return bytes;
+}
+
 template <typename... Parameters, typename... Args>
 cudaError_t LaunchEarly(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, int threads,
                         size_t shared_bytes, Args&&... args) {

@@ -175,9 +175,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   };
   // The first weights, and those of the norm, come while the kernel before is still at work on x.
+  constexpr int kBlockStep = kWarps * kStep;
   WeightStep now, next;
   int col = warp * kStep;
   if (col < args.hidden) load_weights(col, &now);
+  if (col + kBlockStep < args.hidden) load_weights(col + kBlockStep, &next);
   for (int d = threadIdx.x; args.norm != nullptr && d < args.hidden; d += kThreads) {
     norm[d] = args.norm[d];
   }
@@ -188,12 +190,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int stride = args.hidden + kPadding;
   float sums[kSlotTiles][4] = {};
-  for (; col < args.hidden; col += kWarps * kStep) {
-    if (col + kWarps * kStep < args.hidden) load_weights(col + kWarps * kStep, &next);
+  for (; col < args.hidden; col += kBlockStep) {
+    const WeightStep weights = now;
+    now = next;
+    if (col + 2 * kBlockStep < args.hidden) load_weights(col + 2 * kBlockStep, &next);
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      const uint32_t first[4] = {now.low[b].x, now.high[b].x, now.low[b].y, now.high[b].y};
-      const uint32_t second[4] = {now.low[b].z, now.high[b].z, now.low[b].w, now.high[b].w};
+      const uint32_t first[4] = {weights.low[b].x, weights.high[b].x, weights.low[b].y,
+                                 weights.high[b].y};
+      const uint32_t second[4] = {weights.low[b].z, weights.high[b].z, weights.low[b].w,
+                                  weights.high[b].w};
       const int d = col + 32 * b + lane % 4 * 8;
 #pragma unroll
       for (int n = 0; n < kSlotTiles; ++n) {
@@ -206,7 +212,6 @@ __global__ void __launch_bounds__(kThreads, 1)
         Mma(second, x.z, x.w, sums[n]);
       }
     }
-    now = next;
   }
 #pragma unroll
   for (int n = 0; n < kSlotTiles; ++n) {
@@ -252,18 +257,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 int SharedBytes(const RouteFewArgs& args) {
   return static_cast<int>(sizeof(RouteShared)) + (args.norm != nullptr ? args.hidden * 4 : 0) +
          args.num_tokens * (args.hidden + kPadding) * 2;
-}
-
-// What a thread block may have; 0 where that cannot be told.
-int MaxSharedBytes() {
-  static const int bytes = [] {
-    int device = 0, value = 0;
-    const bool known = cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                              device) == cudaSuccess;
-    return known ? value : 0;
-  }();
-  return bytes;
 }
 
 using Kernel = void (*)(RouteFewArgs);

@@ -19,17 +19,34 @@ __global__ void RouteKernel(RouterConfig config, int num_tokens, const float* lo
 }
 
 // One block sorts all pairs, by counting. Each warp counts and places a contiguous part, so that
-// pairs of an expert stay in order.
+// pairs of an expert stay in order. Where they fit, pairs are put in order in shared memory and
+// written as whole lines: single words, each to another sector, take one multiprocessor long.
 constexpr int kSortWarps = 32;
+constexpr int kSortShared = 16;  // Bytes of the kernel's own
+
+// The lanes whose value is the same in its lowest `bits` bits. __match_any_sync takes a turn for
+// each different value, of which there may be 32; this takes one for each bit.
+__device__ unsigned SameInWarp(int value, int bits) {
+  unsigned same = kAllLanes;
+  for (int bit = 0; bit < bits; ++bit) {
+    const bool set = value >> bit & 1;
+    const unsigned having = __ballot_sync(kAllLanes, set);
+    same &= set ? having : ~having;
+  }
+  return same;
+}
 
 __global__ void __launch_bounds__(kSortWarps * 32)
-    SortPairsKernel(int num_experts, int num_pairs, int tile_slots, int num_tiles,
+    SortPairsKernel(int num_experts, int num_pairs, int tile_slots, int num_tiles, bool staged,
                     const int32_t* experts, int32_t* slot_pairs, ExpertTile* tiles) {
-  extern __shared__ int32_t counts[];  // [kSortWarps][num_experts], then [2][num_experts]
+  // [kSortWarps][num_experts], [2][num_experts], and the order of the pairs where it is `staged`
+  extern __shared__ int32_t counts[];
   int32_t* first_slots = counts + kSortWarps * num_experts;
   int32_t* first_tiles = first_slots + num_experts;
+  int32_t* order = staged ? first_tiles + num_experts : slot_pairs;
   __shared__ int32_t total_tiles;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int expert_bits = 32 - __clz(num_experts);
   for (int i = threadIdx.x; i < kSortWarps * num_experts; i += blockDim.x) counts[i] = 0;
   WaitForKernelBefore();
   LetNextKernelBegin();
@@ -38,6 +55,7 @@ __global__ void __launch_bounds__(kSortWarps * 32)
   const int begin = warp * per_warp;
   const int end = min(num_pairs, begin + per_warp);
   int32_t* mine = counts + warp * num_experts;
+#pragma unroll 4
   for (int i = begin + lane; i < end; i += 32) atomicAdd(mine + experts[i], 1);
   __syncthreads();
   // Each expert's pairs before those of each warp, and in all.
@@ -88,16 +106,21 @@ __global__ void __launch_bounds__(kSortWarps * 32)
   }
   for (int i = total_tiles + threadIdx.x; i < num_tiles; i += blockDim.x) tiles[i] = {0, 0, 0, 0};
   // Lanes with the same expert take neighbouring slots, in the order of the lanes.
+  int next = begin + lane < end ? experts[begin + lane] : -1;
   for (int base = begin; base < end; base += 32) {
-    const int i = base + lane;
-    const int expert = i < end ? experts[i] : -1;
-    const unsigned same = __match_any_sync(kAllLanes, expert);
+    const int expert = next;
+    if (base + 32 + lane < end) next = experts[base + 32 + lane];
+    const bool inside = base + lane < end;
+    const unsigned same = SameInWarp(expert, expert_bits) & __ballot_sync(kAllLanes, inside);
     const int rank = __popc(same & ((1u << lane) - 1));
-    if (expert >= 0) slot_pairs[first_slots[expert] + mine[expert] + rank] = i;
+    if (inside) order[first_slots[expert] + mine[expert] + rank] = base + lane;
     __syncwarp();
-    if (expert >= 0 && rank == 0) mine[expert] += __popc(same);
+    if (inside && rank == 0) mine[expert] += __popc(same);
     __syncwarp();
   }
+  if (!staged) return;
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_pairs; i += blockDim.x) slot_pairs[i] = order[i];
 }
 
 }  // namespace
@@ -113,15 +136,18 @@ cudaError_t LaunchRoute(cudaStream_t stream, const RouterConfig& config, int num
 
 cudaError_t LaunchSortPairs(cudaStream_t stream, int num_experts, int num_pairs, int tile_slots,
                             const int32_t* experts, int32_t* slot_pairs, ExpertTile* tiles) {
-  const size_t shared_bytes = (kSortWarps + 2) * num_experts * sizeof(int32_t);
-  // The default limit is 48 KiB; kMaxExpertsCuda takes 51.
-  static const cudaError_t error =
-      cudaFuncSetAttribute(SortPairsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>((kSortWarps + 2) * kMaxExpertsCuda * sizeof(int32_t)));
+  const size_t count_bytes = (kSortWarps + 2) * num_experts * sizeof(int32_t);
+  const size_t order_bytes = num_pairs * sizeof(int32_t);
+  const bool staged =
+      count_bytes + order_bytes <= static_cast<size_t>(MaxSharedBytes()) - kSortShared;
+  // The default limit is 48 KiB.
+  static const cudaError_t error = cudaFuncSetAttribute(
+      SortPairsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MaxSharedBytes() - kSortShared);
   if (error != cudaSuccess) return error;
   const int num_tiles = static_cast<int>(MaxExpertTiles(num_pairs, num_experts, tile_slots));
-  return LaunchEarly(stream, &SortPairsKernel, 1, kSortWarps * 32, shared_bytes, num_experts,
-                     num_pairs, tile_slots, num_tiles, experts, slot_pairs, tiles);
+  return LaunchEarly(stream, &SortPairsKernel, 1, kSortWarps * 32,
+                     count_bytes + (staged ? order_bytes : 0), num_experts, num_pairs, tile_slots,
+                     num_tiles, staged, experts, slot_pairs, tiles);
 }
 
 }  // namespace writescope::kernels

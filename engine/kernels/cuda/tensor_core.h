@@ -32,7 +32,11 @@ __device__ inline void UnpackInt4(uint32_t word, uint32_t (&a)[4]) {
   const __nv_bfloat162 bias = *reinterpret_cast<const __nv_bfloat162*>(&k136);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t bits = (word >> (4 * i) & 0x000f000fu) | k128;
+    // (word >> 4i & mask) | k128 in one instruction; the compiler makes two of it.
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+        : "=r"(bits)
+        : "r"(word >> (4 * i)), "n"(0x000f000f), "n"(k128));
     const __nv_bfloat162 value = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&bits), bias);
     a[i] = *reinterpret_cast<const uint32_t*>(&value);
   }

@@ -107,10 +107,9 @@ class CudaOps final : public Ops {
   // Parts of Moe; see the bodies. A wave is tokens [first, first + num_tokens).
   void Route(const MoeArgs& args, int first, int num_tokens, int tile_slots);
   bool RouteFew(const MoeArgs& args, int tile_slots);
-  void RunMoeWave(const MoeArgs& args, int first, int num_tokens, int tile_slots);
-  void RunExperts(kernels::ExpertGemmArgs args, int tile_slots);
-  // Slots of a tile for so many pairs; chooses the kernel, too.
-  int TileSlots(WeightType type, int64_t num_pairs, int num_experts) const;
+  void RunMoeWave(const MoeArgs& args, int first, int num_tokens, const kernels::ExpertPlan& plan);
+  void RunExperts(const kernels::ExpertGemmArgs& args, const kernels::ExpertPlan& plan);
+  kernels::ExpertPlan PlanExperts(const MoeArgs& args, int num_tokens) const;
   void WarmProducts(const KvGeometry& kv, int num_heads);
   void WarmExperts();
   void WarmRouteFew(int k);

@@ -140,23 +140,36 @@ kernels::ExpertWeights CudaOps::expert_weights(const Matrix& w) const {
 }
 
 // The bounds are where the kernels' times cross on an H200 (bench_cuda_dense).
-int CudaOps::TileSlots(WeightType type, int64_t num_pairs, int num_experts) const {
-  if (options_.force_simt || type_ == kernels::ValueType::kF32) return kernels::kSimtSlots;
-  const double pairs_per_expert = static_cast<double>(num_pairs) / num_experts;
-  if (pairs_per_expert <= (type == WeightType::kInt4 ? 8 : 1)) return kernels::kStreamSlotsFew;
-  if (pairs_per_expert <= 14) return kernels::kStreamSlots;
-  if (pairs_per_expert <= 40) return kernels::kTileSlotsFew;
-  return kernels::kTileSlots;
+kernels::ExpertPlan CudaOps::PlanExperts(const MoeArgs& args, int num_tokens) const {
+  using kernels::ExpertKernel;
+  if (options_.force_simt || type_ == kernels::ValueType::kF32) {
+    return {ExpertKernel::kSimt, kernels::kSimtSlots};
+  }
+  const Matrix& gate = args.experts[0].gate;
+  const kernels::ExpertWeights weights = expert_weights(gate);
+  const auto can = [&](ExpertKernel kernel) {
+    const int width = static_cast<int>(gate.rows);
+    return kernels::CanRun(kernel, weights, width, args.hidden, true) &&
+           kernels::CanRun(kernel, weights, args.hidden, width, false);
+  };
+  const double pairs_per_expert = static_cast<double>(num_tokens) * args.experts_per_token /
+                                  static_cast<double>(args.experts.size());
+  if (pairs_per_expert > 12 && can(ExpertKernel::kWide)) {
+    return {ExpertKernel::kWide, kernels::kWideSlots};
+  }
+  const bool few = pairs_per_expert <= (weights == kernels::ExpertWeights::kInt4 ? 8 : 1);
+  if (pairs_per_expert <= 14) {
+    if (can(ExpertKernel::kRing)) {
+      return {ExpertKernel::kRing, few ? kernels::kRingSlotsFew : kernels::kRingSlots};
+    }
+    return {ExpertKernel::kStream, few ? kernels::kStreamSlotsFew : kernels::kStreamSlots};
+  }
+  return {ExpertKernel::kTile,
+          pairs_per_expert <= 40 ? kernels::kTileSlotsFew : kernels::kTileSlots};
 }
 
-void CudaOps::RunExperts(kernels::ExpertGemmArgs args, int tile_slots) {
-  if (options_.force_simt || type_ == kernels::ValueType::kF32) {
-    Check(kernels::LaunchExpertGemmSimt(stream(), type_, args), "experts");
-  } else if (tile_slots >= kernels::kTileSlotsFew) {
-    Check(kernels::LaunchExpertGemmTile(stream(), tile_slots, args), "experts");
-  } else {
-    Check(kernels::LaunchExpertGemmStream(stream(), tile_slots, args), "experts");
-  }
+void CudaOps::RunExperts(const kernels::ExpertGemmArgs& args, const kernels::ExpertPlan& plan) {
+  Check(kernels::LaunchExpertGemm(stream(), type_, plan, args), "experts");
 }
 
 // The experts of tokens [first, first + num_tokens), and the order of the pairs.
@@ -227,7 +240,8 @@ bool CudaOps::RouteFew(const MoeArgs& args, int tile_slots) {
   return true;
 }
 
-void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens, int tile_slots) {
+void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens,
+                         const kernels::ExpertPlan& plan) {
   const int k = args.experts_per_token, num_experts = static_cast<int>(args.experts.size());
   const int num_pairs = num_tokens * k;
   const int64_t hidden = args.hidden;
@@ -243,7 +257,8 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens, int til
       .expert_stride_bytes =
           num_experts > 1 ? args.experts[1].gate.data - expert.gate.data : int64_t{0},
       .tiles = Workspace<kernels::ExpertTile>(layout_.tiles),
-      .num_tiles = static_cast<int>(kernels::MaxExpertTiles(num_pairs, num_experts, tile_slots)),
+      .num_tiles =
+          static_cast<int>(kernels::MaxExpertTiles(num_pairs, num_experts, plan.tile_slots)),
       .slot_pairs = Workspace<int32_t>(layout_.slot_pairs),
       .x = x,
       .x_stride = hidden,
@@ -251,7 +266,14 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens, int til
       .experts_per_token = k,
       .y = Workspace<std::byte>(layout_.activated),
       .y_stride = kernels::Bf16Stride(width)};
-  RunExperts(gemm, tile_slots);
+  if (plan.kernel == kernels::ExpertKernel::kWide) {
+    // The results come later: their memory holds the values dealt until then.
+    std::byte* dealt = Workspace<std::byte>(layout_.results);
+    Check(kernels::LaunchDealColumns(stream(), x, num_tokens, hidden, dealt), "values of experts");
+    gemm.x = dealt;
+    gemm.x_dealt = gemm.y_dealt = true;
+  }
+  RunExperts(gemm, plan);
   gemm.rows = args.hidden;
   gemm.cols = static_cast<int>(width);
   gemm.w = expert.down.data;
@@ -263,7 +285,8 @@ void CudaOps::RunMoeWave(const MoeArgs& args, int first, int num_tokens, int til
   gemm.y = Workspace<std::byte>(layout_.results);
   gemm.y_stride = hidden;
   gemm.y_by_pair = true;
-  RunExperts(gemm, tile_slots);
+  gemm.y_dealt = false;
+  RunExperts(gemm, plan);
   Check(kernels::LaunchCombine(
             stream(),
             {.type = type_,
@@ -308,10 +331,7 @@ void CudaOps::Moe(const MoeArgs& given) {
   check_even(&MlpWeights::gate);
   check_even(&MlpWeights::up);
   check_even(&MlpWeights::down);
-  const auto tile_slots = [&](int num_tokens) {
-    return TileSlots(first.gate.type, int64_t{num_tokens} * args.experts_per_token, num_experts);
-  };
-  const bool routed = RouteFew(args, tile_slots(args.num_tokens));
+  const bool routed = RouteFew(args, PlanExperts(args, args.num_tokens).tile_slots);
   if (!routed && args.first_norm != nullptr) {
     RmsNorm(args.num_tokens, args.hidden, args.out, args.first_norm, args.norm_eps, args.normed);
   }
@@ -319,8 +339,9 @@ void CudaOps::Moe(const MoeArgs& given) {
   if (args.shared != nullptr) Mlp(args.num_tokens, args.x, *args.shared, args.out);
   for (int token = 0; token < args.num_tokens; token += layout_.wave_tokens) {
     const int count = std::min(layout_.wave_tokens, args.num_tokens - token);
-    if (!routed) Route(args, token, count, tile_slots(count));
-    RunMoeWave(args, token, count, tile_slots(count));
+    const kernels::ExpertPlan plan = PlanExperts(args, count);
+    if (!routed) Route(args, token, count, plan.tile_slots);
+    RunMoeWave(args, token, count, plan);
   }
 }
 

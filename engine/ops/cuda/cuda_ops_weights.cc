@@ -28,6 +28,17 @@ std::vector<int> WarmRows(int max_tokens) {
   return rows;
 }
 
+// Every kernel of the experts.
+constexpr kernels::ExpertPlan kWarmPlans[] = {
+    {kernels::ExpertKernel::kSimt, kernels::kSimtSlots},
+    {kernels::ExpertKernel::kStream, kernels::kStreamSlotsFew},
+    {kernels::ExpertKernel::kStream, kernels::kStreamSlots},
+    {kernels::ExpertKernel::kRing, kernels::kRingSlotsFew},
+    {kernels::ExpertKernel::kRing, kernels::kRingSlots},
+    {kernels::ExpertKernel::kTile, kernels::kTileSlotsFew},
+    {kernels::ExpertKernel::kTile, kernels::kTileSlots},
+    {kernels::ExpertKernel::kWide, kernels::kWideSlots}};
+
 }  // namespace
 
 template <typename Fill>
@@ -184,12 +195,17 @@ void CudaOps::WarmExperts() {
                                     .cols = static_cast<int>(shape.matrix.cols),
                                     .w = shape.matrix.data,
                                     .tiles = tiles,
-                                    .num_tiles = 1};
+                                    .num_tiles = 1,
+                                    .x_dealt = true};
     for (const std::byte* up : {static_cast<const std::byte*>(nullptr), shape.matrix.data}) {
       args.up = up;
-      for (const int slots : {kernels::kStreamSlotsFew, kernels::kStreamSlots,
-                              kernels::kTileSlotsFew, kernels::kTileSlots}) {
-        RunExperts(args, slots);
+      for (const kernels::ExpertPlan& plan : kWarmPlans) {
+        const bool simt = options_.force_simt || type_ == kernels::ValueType::kF32;
+        if (simt
+                ? plan.kernel == kernels::ExpertKernel::kSimt
+                : kernels::CanRun(plan.kernel, args.weights, args.rows, args.cols, up != nullptr)) {
+          RunExperts(args, plan);
+        }
       }
     }
   }

@@ -52,6 +52,19 @@ TEST(QuantizeInt4, LaneHoldsItsOperand) {
   }
 }
 
+// The product of a warpgroup reads its other operand in the order of k; register i of lane 4g + t
+// has k = 2t, from 8 on in registers 2 and 3, and the next k in its high half.
+TEST(QuantizeInt4, DealtColumnsLieInTheOrderOfTheProduct) {
+  for (int word = 0; word < kInt4GroupWords; ++word) {
+    const int lane = word / 4 % 32, product = word / 128 * 4 + word % 4;
+    for (int nibble = 0; nibble < 8; ++nibble) {
+      const int k = nibble % 4 / 2 * 8 + lane % 4 * 2 + nibble / 4;
+      EXPECT_EQ(DealtColumn(Int4Col(word, nibble)), 16 * product + k);
+    }
+  }
+  EXPECT_EQ(DealtColumn(5 * kInt4GroupCols + 7), 5 * kInt4GroupCols + DealtColumn(7));
+}
+
 TEST(QuantizeInt4, IsWithinHalfAStep) {
   std::mt19937_64 rng(testing_support::TestSeed());
   std::normal_distribution<float> normal(0, 0.05f);

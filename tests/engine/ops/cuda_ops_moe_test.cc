@@ -120,6 +120,14 @@ const MoeCase kCases[] = {
     {.tokens = 200, .hidden = 63, .width = 77, .num_experts = 3, .k = 1},
     {.tokens = 130, .hidden = 512, .width = 264, .num_experts = 128, .k = 8, .all_on_one = true},
     {.tokens = 2100, .hidden = 32, .width = 16, .num_experts = 4, .k = 2},
+    // Whole groups of columns: the ring's shapes, by few slots and more, few groups and many, and
+    // few units; and the wide kernel's, with tiles of all sizes.
+    {.tokens = 5, .hidden = 1024, .width = 128, .num_experts = 16, .k = 4},
+    {.tokens = 3, .hidden = 128, .width = 1408, .num_experts = 4, .k = 2},
+    {.tokens = 24, .hidden = 1024, .width = 256, .num_experts = 8, .k = 4},
+    {.tokens = 2, .hidden = 2176, .width = 128, .num_experts = 4, .k = 2},
+    {.tokens = 100, .hidden = 256, .width = 128, .num_experts = 6, .k = 2},
+    {.tokens = 150, .hidden = 256, .width = 128, .num_experts = 16, .k = 4, .all_on_one = true},
 };
 
 class MoeProblem {
@@ -290,27 +298,30 @@ TEST_P(CudaMoeTest, MatchesTheTwin) {
 // The bounds are narrow enough: what the kernels could get wrong does not pass.
 TEST_P(CudaMoeTest, PlantedBugsAreSeen) {
   std::mt19937_64 rng(TestSeed());
-  const MoeCase c = {.tokens = 33, .hidden = 256, .width = 384, .num_experts = 6, .k = 2};
-  MoeProblem problem(c, std::get<1>(GetParam()), rng);
-  std::vector<int32_t> recorded, chosen;
-  const std::vector<float> got = problem.Run(options(), &recorded);
-  const int expert = recorded[0];
-  for (int matrix = 0; matrix < 3; ++matrix) {
-    const int64_t cols = matrix < 2 ? c.hidden : c.width;
-    std::vector<double>& used = problem.experts()[expert].used[matrix];
-    const std::vector<double> right = used;
-    // Two neighbouring values of every row change places.
-    for (size_t at = 0; at < used.size(); at += cols) std::swap(used[at + 2], used[at + 3]);
-    EXPECT_GT(CountWrong(got, problem.Want(is_bf16(), &chosen), round()), 0) << matrix;
-    // One group of each row has a scale that is off by an eighth.
-    used = right;
-    for (size_t at = 0; at < used.size(); at += cols) {
-      for (int col = 128; col < 256; ++col) used[at + col] *= 1.125;
+  for (const int tokens : {33, 45}) {  // For the ring, and for the wide kernel
+    SCOPED_TRACE(tokens);
+    const MoeCase c = {.tokens = tokens, .hidden = 256, .width = 384, .num_experts = 6, .k = 2};
+    MoeProblem problem(c, std::get<1>(GetParam()), rng);
+    std::vector<int32_t> recorded, chosen;
+    const std::vector<float> got = problem.Run(options(), &recorded);
+    const int expert = recorded[0];
+    for (int matrix = 0; matrix < 3; ++matrix) {
+      const int64_t cols = matrix < 2 ? c.hidden : c.width;
+      std::vector<double>& used = problem.experts()[expert].used[matrix];
+      const std::vector<double> right = used;
+      // Two neighbouring values of every row change places.
+      for (size_t at = 0; at < used.size(); at += cols) std::swap(used[at + 2], used[at + 3]);
+      EXPECT_GT(CountWrong(got, problem.Want(is_bf16(), &chosen), round()), 0) << matrix;
+      // One group of each row has a scale that is off by an eighth.
+      used = right;
+      for (size_t at = 0; at < used.size(); at += cols) {
+        for (int col = 128; col < 256; ++col) used[at + col] *= 1.125;
+      }
+      EXPECT_GT(CountWrong(got, problem.Want(is_bf16(), &chosen), round()), 0) << matrix;
+      used = right;
     }
-    EXPECT_GT(CountWrong(got, problem.Want(is_bf16(), &chosen), round()), 0) << matrix;
-    used = right;
+    EXPECT_EQ(CountWrong(got, problem.Want(is_bf16(), &chosen), round()), 0);
   }
-  EXPECT_EQ(CountWrong(got, problem.Want(is_bf16(), &chosen), round()), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(
