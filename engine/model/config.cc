@@ -147,8 +147,28 @@ absl::Status CheckTheta(const JsonObject& json, const RopeConfig& rope) {
       absl::StrCat(json.FieldPath("rope_theta"), " is ", rope.theta, "; it must be above 1"));
 }
 
+// cos and sin are multiplied by it. Where one of the two mscales is left out or 0, the models' own
+// code still takes the ratio and transformers does not: a checkpoint may have been made with
+// either.
+absl::Status ReadAttentionFactor(const JsonObject& json, RopeConfig& rope) {
+  const double ratio = YarnAttentionFactor(rope);
+  ASSIGN_OR_RETURN(rope.attention_factor, json.PositiveDoubleOr({"attention_factor"}, ratio));
+  const bool both = json.Has({"mscale"}) && rope.mscale > 0 && rope.mscale_all_dim > 0;
+  const double without = YarnMscale(rope.factor, 1);
+  if (both || json.Has({"attention_factor"}) || ratio == without) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(json.FieldPath("mscale"), " ", rope.mscale, " and mscale_all_dim ",
+                   rope.mscale_all_dim, " can be read as an attention_factor of ", ratio, " or of ",
+                   without, "; attention_factor must say which"));
+}
+
 absl::Status ReadYarn(const JsonObject& json, int max_positions, RopeConfig& rope) {
   rope.kind = RopeConfig::Kind::kYarn;
+  if (!json.Has({"factor", "original_max_position_embeddings"})) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        json.FieldPath("factor"),
+        " and original_max_position_embeddings are both absent or null; yarn needs one"));
+  }
   ASSIGN_OR_RETURN(rope.original_max_positions, json.IntOr({"original_max_position_embeddings"},
                                                            max_positions, kPositionsRange));
   const double stretch = static_cast<double>(max_positions) / rope.original_max_positions;
@@ -174,19 +194,27 @@ absl::Status ReadYarn(const JsonObject& json, int max_positions, RopeConfig& rop
         " with rope_theta ", rope.theta, " makes a yarn range from pair ", range.low, " to ",
         range.high, "; it must rise"));
   }
-  ASSIGN_OR_RETURN(rope.attention_factor,
-                   json.PositiveDoubleOr({"attention_factor"}, YarnAttentionFactor(rope)));
-  return absl::OkStatus();
+  return ReadAttentionFactor(json, rope);
+}
+
+// `json` is the whole config, rope_scaling or rope_parameters: all of them may say it.
+absl::Status RefusePartialRotation(const JsonObject& json) {
+  ASSIGN_OR_RETURN(const double partial, json.PositiveDoubleOr({"partial_rotary_factor"}, 1));
+  if (partial == 1) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(json.FieldPath("partial_rotary_factor"), " is ",
+                                               partial, "; these models rotate whole heads"));
 }
 
 // `json` is rope_scaling or rope_parameters; an absent type means no scaling.
 absl::Status ReadRopeKind(const JsonObject& json, int max_positions, RopeConfig& rope) {
-  ASSIGN_OR_RETURN(const std::string kind, json.StringOr({"rope_type", "type"}, "default"));
-  ASSIGN_OR_RETURN(const double partial, json.PositiveDoubleOr({"partial_rotary_factor"}, 1));
-  if (partial != 1) {
-    return absl::UnimplementedError(absl::StrCat(json.FieldPath("partial_rotary_factor"), " is ",
-                                                 partial, "; these models rotate whole heads"));
+  const std::string layer_type = json.FieldWithObject();
+  if (!layer_type.empty()) {
+    return absl::UnimplementedError(absl::StrCat(json.FieldPath(layer_type.c_str()),
+                                                 " is an object; one rope for all layers is "
+                                                 "implemented, not one for each type of layer"));
   }
+  ASSIGN_OR_RETURN(const std::string kind, json.StringOr({"rope_type", "type"}, "default"));
+  RETURN_IF_ERROR(RefusePartialRotation(json));
   if (kind == "default") {
     // A factor without a type would be ignored: the context would not stretch, without a word.
     ASSIGN_OR_RETURN(const double factor, json.PositiveDoubleOr({"factor"}, 1));
@@ -210,6 +238,7 @@ absl::Status ReadRope(const JsonObject& json, ModelConfig& config) {
     return absl::InvalidArgumentError(absl::StrCat(json.FieldPath(field), " is ", rope.dim,
                                                    "; rope turns pairs, so it must be even"));
   }
+  RETURN_IF_ERROR(RefusePartialRotation(json));
   ASSIGN_OR_RETURN(const std::optional<JsonObject> parameters, json.Object("rope_parameters"));
   ASSIGN_OR_RETURN(const std::optional<JsonObject> scaling, json.Object("rope_scaling"));
   ASSIGN_OR_RETURN(rope.theta, json.PositiveDoubleOr({"rope_theta"}, rope.theta));

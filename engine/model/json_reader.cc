@@ -78,6 +78,13 @@ bool JsonObject::Has(Names names) const {
   return false;
 }
 
+std::string JsonObject::FieldWithObject() const {
+  for (const auto& [name, value] : object_->items()) {
+    if (value.is_object()) return name;
+  }
+  return "";
+}
+
 std::string JsonObject::FieldPath(const char* name) const { return absl::StrCat(prefix_, name); }
 
 template <typename T, typename Read>

@@ -56,6 +56,9 @@ class JsonObject {
   // Nothing when absent.
   absl::StatusOr<std::optional<JsonObject>> Object(const char* name) const;
 
+  // The name of a field that holds an object; empty if none does.
+  std::string FieldWithObject() const;
+
   // "config.json: rope_scaling.factor", for a message about one field.
   std::string FieldPath(const char* name) const;
 
