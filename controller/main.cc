@@ -37,7 +37,6 @@ int Main(int argc, char** argv) {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
 
   const ParsedConfig parsed = ParseConfig(std::vector<std::string>(argv + 1, argv + argc));
   if (!parsed.config.has_value()) {

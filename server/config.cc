@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -232,6 +234,20 @@ absl::Status CheckAddress(const char* flag, const std::string& address, bool uni
   return absl::OkStatus();
 }
 
+// Port 0 is another one each time.
+absl::Status CheckDistinct(std::initializer_list<std::pair<const char*, std::string>> addresses) {
+  absl::flat_hash_map<std::string, const char*> flag_of;
+  for (const auto& [flag, address] : addresses) {
+    if (address.empty() || absl::EndsWith(address, ":0")) continue;
+    const auto [it, inserted] = flag_of.try_emplace(address, flag);
+    if (!inserted) {
+      return absl::InvalidArgumentError(absl::StrCat(flag, ": '", address, "' is ", it->second,
+                                                     "'s too; each needs an address of its own"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckMemory(const Flags& flags, runtime::EngineOptions* engine) {
   if (flags.vram_budget.empty()) {
     return absl::InvalidArgumentError(
@@ -330,7 +346,7 @@ absl::Status CheckEngine(const Flags& flags, runtime::EngineOptions* engine) {
   RETURN_IF_ERROR(CheckDevice(flags, engine));
   RETURN_IF_ERROR(CheckMemory(flags, engine));
   RETURN_IF_ERROR(AtLeast("--max-sequences", flags.max_sequences, 1));
-  RETURN_IF_ERROR(AtLeast("--max-queue", flags.max_queue, 0));
+  RETURN_IF_ERROR(AtLeast("--max-queue", flags.max_queue, 1));
   RETURN_IF_ERROR(AtLeast("--prefill-chunk", flags.prefill_chunk, 0));
   RETURN_IF_ERROR(AtLeast("--workers", flags.workers, 0));
   RETURN_IF_ERROR(AtLeast("--device-threads", flags.device_threads, 0));
@@ -360,6 +376,9 @@ absl::Status CheckEngine(const Flags& flags, runtime::EngineOptions* engine) {
     engine->machine_profile = std::move(profile);
   }
   RETURN_IF_ERROR(Take("--wait-limit", ParseTimeSpan(flags.wait_limit), &engine->wait_limit));
+  if (engine->wait_limit == absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("--wait-limit: 0s would fail every step that waits");
+  }
   RETURN_IF_ERROR(Take("--request-time-limit", ParseTimeSpan(flags.request_time_limit, true),
                        &engine->request_time_limit));
   return Take("--progress-interval", ParseTimeSpan(flags.progress_interval),
@@ -374,6 +393,9 @@ absl::StatusOr<WorkerConfig> Check(const Flags& flags) {
   if (!flags.metrics_listen.empty()) {
     RETURN_IF_ERROR(CheckAddress("--metrics-listen", flags.metrics_listen, false));
   }
+  RETURN_IF_ERROR(CheckDistinct({{"--listen", flags.listen},
+                                 {"--control-listen", flags.control_listen},
+                                 {"--metrics-listen", flags.metrics_listen}}));
   config.listen = flags.listen;
   config.control_listen = flags.control_listen;
   config.metrics_listen = flags.metrics_listen;

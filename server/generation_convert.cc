@@ -7,10 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/utf8.h"
 #include "engine/runtime/error_reason.h"
 #include "server/status_mapping.h"
 #include "server/time_convert.h"
-#include "server/utf8.h"
 
 namespace writescope::server {
 namespace {

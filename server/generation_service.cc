@@ -14,11 +14,11 @@
 #include "absl/synchronization/mutex.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/utf8.h"
 #include "engine/runtime/error_reason.h"
 #include "server/generation_convert.h"
 #include "server/raw_unary.h"
 #include "server/status_mapping.h"
-#include "server/utf8.h"
 #include "server/wire.h"
 
 namespace writescope::server {

@@ -20,6 +20,7 @@
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "server/listen_error.h"
 
 namespace writescope::server {
 namespace {
@@ -88,8 +89,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Create(
   std::unique_ptr<GrpcServer> server(new GrpcServer());
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr || port == 0) {
+    const std::string why = WhyNotListening(options.listen);
     return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", options.listen, ": the address is in use or not valid"));
+        absl::StrCat("cannot listen on ", options.listen, ": ", why.empty() ? "no reason" : why));
   }
   if (absl::StartsWith(options.listen, "unix:")) {
     server->address_ = options.listen;

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "server/utf8.h"
+#include "engine/base/utf8.h"
 
 namespace writescope::server {
 namespace {

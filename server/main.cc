@@ -31,10 +31,16 @@ enum ExitCode { kExitOk = 0, kExitStart = 1, kExitEngineFailed = 3, kExitEngineS
 
 // Counts the signals to stop that came in. A handler, since blocked signals would not do: a library
 // may start threads before main (OpenBLAS does), and one that does not block them would die of
-// them.
+// them. The default action would not do either: the kernel spares a container's first process.
 sem_t stop_signals;
+// Until somebody waits for them. Reading the checkpoint's headers may hang with its file system.
+std::atomic<bool> stop_at_once{true};
+static_assert(std::atomic<bool>::is_always_lock_free);
 
-void OnStopSignal(int) { sem_post(&stop_signals); }
+void OnStopSignal(int) {
+  if (stop_at_once.load()) _exit(kExitOk);
+  sem_post(&stop_signals);
+}
 
 void CatchStopSignals() {
   sem_init(&stop_signals, 0, 0);
@@ -94,7 +100,6 @@ int Serve(Worker& worker) {
 int Main(int argc, char** argv) {
   PrepareProcess();
   CatchStopSignals();
-  signal(SIGPIPE, SIG_IGN);
 
   ParsedConfig parsed = ParseWorkerConfig(std::vector<std::string>(argv + 1, argv + argc));
   if (!parsed.config.has_value()) {
@@ -110,6 +115,7 @@ int Main(int argc, char** argv) {
   std::fflush(stdout);
   if (config.plan_only) return kExitOk;
 
+  stop_at_once.store(false);
   Worker worker(config);
   if (const absl::Status status = worker.Listen(); !status.ok()) return FailedStart(status);
   // For scripts: one line each, in this form.

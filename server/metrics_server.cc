@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "prometheus/exposer.h"
+#include "server/listen_error.h"
 #include "server/metrics.h"
 
 namespace writescope::server {
@@ -26,8 +27,10 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Create(
     server->exposer_ = std::make_unique<prometheus::Exposer>(ServerOptions(listen));
     server->exposer_->RegisterCollectable(metrics);
   } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", listen, " for metrics: ", error.what()));
+    // Where the address is free, what the library says is all there is.
+    const std::string why = WhyNotListening(listen);
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", listen,
+                                               " for metrics: ", why.empty() ? error.what() : why));
   }
   server->metrics_ = std::move(metrics);
   const std::vector<int> ports = server->exposer_->GetListeningPorts();

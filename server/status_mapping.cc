@@ -2,9 +2,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
+#include "engine/base/utf8.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
-#include "server/utf8.h"
 
 namespace writescope::server {
 namespace {

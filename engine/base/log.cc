@@ -1,11 +1,19 @@
 #include "engine/base/log.h"
 
-#include <atomic>
-#include <cstdio>
+#include <poll.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cstdint>
+
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "engine/base/utf8.h"
 
 namespace writescope {
 namespace {
@@ -36,23 +44,78 @@ bool NeedsQuotes(std::string_view value) {
   return false;
 }
 
+bool HasControls(std::string_view text) {
+  return std::any_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; });
+}
+
+std::string LineBegin(LogLevel level) {
+  return absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()),
+                      " ", LevelName(level), " ");
+}
+
+// What stderr takes of lines at once. The thread that logs may be the one that computes.
+class ErrorStream {
+ public:
+  void Write(std::string_view line) {
+    absl::MutexLock lock(&mutex_);
+    if (dropped_lines_ > 0) {
+      const std::string note =
+          absl::StrCat(cut_ ? "\n" : "", LineBegin(LogLevel::kWarning),
+                       "nobody read the log, lines were dropped lines=", dropped_lines_, "\n");
+      if (!WriteAtOnce(note)) {
+        ++dropped_lines_;
+        return;
+      }
+      dropped_lines_ = 0;
+    }
+    if (!WriteAtOnce(line)) ++dropped_lines_;
+  }
+
+ private:
+  // In parts that a pipe with room takes without waiting. A write that fails is forgotten.
+  bool WriteAtOnce(std::string_view text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (bool first = true; !text.empty(); first = false) {
+      pollfd room = {STDERR_FILENO, POLLOUT, 0};
+      if (poll(&room, 1, 0) == 0) {
+        cut_ = cut_ || !first;
+        return false;
+      }
+      const ssize_t count =
+          write(STDERR_FILENO, text.data(), std::min<size_t>(text.size(), PIPE_BUF));
+      if (count <= 0) break;
+      text.remove_prefix(static_cast<size_t>(count));
+    }
+    cut_ = false;
+    return true;
+  }
+
+  absl::Mutex mutex_;
+  int64_t dropped_lines_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool cut_ ABSL_GUARDED_BY(mutex_) = false;  // The last line that came out lacks its end.
+};
+
 }  // namespace
 
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
   if (level < min_level.load(std::memory_order_relaxed)) return;
-  std::string line =
-      absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()), " ",
-                   LevelName(level), " ", std::string(message));
+  std::string line = LineBegin(level);
+  const std::string whole_message = RepairUtf8(message);
+  absl::StrAppend(
+      &line, HasControls(whole_message) ? absl::Utf8SafeCEscape(whole_message) : whole_message);
   for (const LogField& field : fields) {
-    if (NeedsQuotes(field.value)) {
-      absl::StrAppend(&line, " ", std::string(field.key), "=\"", absl::Utf8SafeCEscape(field.value),
-                      "\"");
+    const std::string value = RepairUtf8(field.value);
+    absl::StrAppend(&line, " ", std::string(field.key), "=");
+    if (NeedsQuotes(value)) {
+      absl::StrAppend(&line, "\"", absl::Utf8SafeCEscape(value), "\"");
     } else {
-      absl::StrAppend(&line, " ", std::string(field.key), "=", field.value);
+      absl::StrAppend(&line, value);
     }
   }
   line.push_back('\n');
-  std::fwrite(line.data(), 1, line.size(), stderr);
+  // Never destroyed: threads may log while the process ends.
+  static auto* const error_stream = new ErrorStream();
+  error_stream->Write(line);
 }
 
 void SetLogLevel(LogLevel level) { min_level.store(level, std::memory_order_relaxed); }

@@ -21,7 +21,10 @@ struct LogField {
 };
 
 // Thread-safe; a line is written whole. A value with spaces, quotes or control characters is
-// quoted.
+// quoted; broken UTF-8 becomes U+FFFD.
+//
+// Does not wait: where stderr is a pipe whose reader has stopped, lines are dropped, and their
+// number is logged once it reads on.
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
 
 // Messages below the level are dropped; the start value is kInfo.

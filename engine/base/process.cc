@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 
 #include "engine/base/log.h"
@@ -15,6 +16,7 @@ void PrepareProcess() {
     // The lowest free number is `fd`: those below are open by now.
     if (fcntl(fd, F_GETFD) == -1) (void)open("/dev/null", O_RDWR);
   }
+  for (const int signal_number : {SIGPIPE, SIGXFSZ}) signal(signal_number, SIG_IGN);
   rlimit files = {};
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;

@@ -8,6 +8,9 @@ namespace writescope {
 // Opens /dev/null for each of stdin, stdout and stderr that the parent left closed: the next file
 // or socket would get its number, and log lines would go there.
 //
+// Ignores SIGPIPE and SIGXFSZ: a write to a stream that nobody reads, or to a log that has reached
+// its limit of size, fails and ends nothing.
+//
 // Raises the limit of open descriptors to the hard one. Sessions and services often start at 1024,
 // and gRPC's listener stops taking connections for ever once a single accept has failed for want of
 // a descriptor. A hard limit below kFewDescriptors is logged as a warning.

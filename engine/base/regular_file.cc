@@ -18,8 +18,9 @@ absl::StatusOr<RegularFile> RegularFile::Open(const std::string& path) {
   // files.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
-    const std::string message = absl::StrCat("cannot open ", path, ": ", std::strerror(errno));
-    return errno == ENOENT ? absl::NotFoundError(message) : absl::FailedPreconditionError(message);
+    const int error = errno;  // What follows allocates, which may change it.
+    const std::string message = absl::StrCat("cannot open ", path, ": ", std::strerror(error));
+    return error == ENOENT ? absl::NotFoundError(message) : absl::FailedPreconditionError(message);
   }
   struct stat info = {};
   const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);

@@ -11,10 +11,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "engine/base/utf8.h"
 #include "engine/tokenizer/chat_template.h"
 #include "server/cli/streaming.h"
 #include "server/cli/terminal.h"
-#include "server/utf8.h"
 #include "writescope/v1/generation.grpc.pb.h"
 
 namespace writescope::cli {
@@ -168,7 +168,7 @@ int RunChat(const ClientOptions& client, const ChatFlags& flags) {
       continue;
     }
     if (line.empty()) continue;
-    if (!server::IsWholeUtf8(line)) return ReportLocalError("the line is not valid UTF-8");
+    if (!IsWholeUtf8(line)) return ReportLocalError("the line is not valid UTF-8");
     const int exit_code = conversation.Turn(line);
     if (exit_code == kExitOk) continue;
     if (!interactive) return exit_code;

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/utf8.h"
 #include "server/cli/streaming.h"
-#include "server/utf8.h"
 
 namespace writescope::cli {
 namespace {
@@ -27,7 +27,7 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const GenerateFlags& flags) {
     ASSIGN_OR_RETURN(const std::vector<uint32_t> ids, ParseTokenIds(prompt));
     request.mutable_token_ids()->mutable_ids()->Assign(ids.begin(), ids.end());
   } else {
-    if (!server::IsWholeUtf8(prompt)) {
+    if (!IsWholeUtf8(prompt)) {
       return absl::InvalidArgumentError("the prompt is not valid UTF-8");
     }
     if (flags.allow_special) {

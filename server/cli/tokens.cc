@@ -5,9 +5,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
+#include "engine/base/utf8.h"
 #include "server/cli/generate.h"
 #include "server/parse_units.h"
-#include "server/utf8.h"
 #include "writescope/v1/generation.grpc.pb.h"
 
 namespace writescope::cli {
@@ -26,7 +26,7 @@ int RunTokenize(const ClientOptions& client, const TokenizeFlags& flags) {
     if (!read.ok()) return ReportLocalError(std::string(read.status().message()));
     text = *std::move(read);
   }
-  if (!server::IsWholeUtf8(text)) return ReportLocalError("the text is not valid UTF-8");
+  if (!IsWholeUtf8(text)) return ReportLocalError("the text is not valid UTF-8");
   v1::TokenizeRequest request;
   v1::PromptSegment* segment = request.mutable_segmented()->add_segments();
   segment->set_text(text);
@@ -45,7 +45,7 @@ int RunTokenize(const ClientOptions& client, const TokenizeFlags& flags) {
     const std::string& bytes = response.token_bytes(i);
     // A piece of a character is shown byte by byte.
     const std::string shown =
-        server::IsWholeUtf8(bytes) ? absl::Utf8SafeCEscape(bytes) : absl::CEscape(bytes);
+        IsWholeUtf8(bytes) ? absl::Utf8SafeCEscape(bytes) : absl::CEscape(bytes);
     std::printf("%u\t\"%s\"\n", response.token_ids(i), shown.c_str());
   }
   return kExitOk;

@@ -1,8 +1,11 @@
 // writescope-worker itself, with the demo checkpoint: starts that fail, ends, errors, and requests
 // that are left in the middle.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -191,6 +194,20 @@ TEST_F(WorkerTest, SigtermLetsRunningRequestsEnd) {
   EXPECT_TRUE(answer.status.ok()) << answer.status.error_message();
   EXPECT_EQ(answer.messages.back().usage().generated_tokens(), 400u);
   EXPECT_EQ(worker_.process->AwaitExit().value_or(-1), 0);
+}
+
+// As with a checkpoint on a file system that hangs: nothing is served yet, and nobody waits.
+TEST_F(WorkerTest, SigtermEndsAStartThatWaitsForAFile) {
+  const testing_support::TempDir folder;
+  const std::string fifo = folder.path() + "/worker.conf";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const auto worker = ChildProcess::Start(WORKER, {"--config=" + fifo});
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  // Opening it blocks until the worker has opened it too, and is about to read.
+  const int fd = open(fifo.c_str(), O_WRONLY | O_CLOEXEC);
+  (*worker)->Signal(SIGTERM);
+  EXPECT_EQ((*worker)->AwaitExit(absl::Seconds(20)).value_or(-1), 0);
+  close(fd);
 }
 
 TEST_F(WorkerTest, SecondSigtermDoesNotWait) {

@@ -3,7 +3,7 @@
 #include <string>
 #include <variant>
 
-#include "server/utf8.h"
+#include "engine/base/utf8.h"
 #include "tests/server/worker_fixture.h"
 
 namespace writescope::server {

@@ -4,10 +4,10 @@
 
 #include <string>
 
+#include "engine/base/utf8.h"
 #include "engine/runtime/error_reason.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
-#include "server/utf8.h"
 
 namespace writescope::server {
 namespace {

@@ -2,10 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdint>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
 namespace writescope {
@@ -42,6 +47,62 @@ TEST(Log, QuotesWhatWouldBreakTheLine) {
   // A value cannot begin a line of its own: that would be a forged message.
   EXPECT_THAT(field("x\n2026 error forged"), EndsWith(" k=\"x\\n2026 error forged\"\n"));
   EXPECT_THAT(field("caf\xc3\xa9"), EndsWith(" k=caf\xc3\xa9\n"));
+}
+
+TEST(Log, NoMessageBreaksTheLineOrTheEncoding) {
+  const auto message = [](const std::string& text) {
+    return Logged([&] { Log(LogLevel::kInfo, text, {{"k", text}}); });
+  };
+  // Messages hold names of files, and those may be anything.
+  EXPECT_THAT(message("x\n2026 error forged"),
+              EndsWith(" info x\\n2026 error forged k=\"x\\n2026 error forged\"\n"));
+  EXPECT_THAT(message("\xff\xc3\xa9"),
+              EndsWith(" info \xef\xbf\xbd\xc3\xa9 k=\xef\xbf\xbd\xc3\xa9\n"));
+}
+
+// A stderr with a reader that sleeps, for as long as it lives.
+class UnreadStderr {
+ public:
+  UnreadStderr() : saved_(dup(STDERR_FILENO)) {
+    EXPECT_EQ(pipe(ends_), 0);
+    dup2(ends_[1], STDERR_FILENO);
+    close(ends_[1]);
+  }
+  ~UnreadStderr() {
+    dup2(saved_, STDERR_FILENO);
+    close(saved_);
+    close(ends_[0]);
+  }
+  // What lies in the pipe.
+  std::string Read() {
+    std::string text(1 << 20, '\0');
+    const ssize_t count = read(ends_[0], text.data(), text.size());
+    text.resize(count < 0 ? 0 : static_cast<size_t>(count));
+    return text;
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+  int saved_;
+};
+
+TEST(Log, AReaderThatSleepsHoldsNobodyUp) {
+  UnreadStderr unread;
+  const std::string value(10'000, 'v');  // Longer than what a pipe takes at once.
+  for (int i = 0; i < 1000; ++i) Log(LogLevel::kInfo, "line", {{"value", value}});
+  const std::string first = unread.Read();
+  EXPECT_THAT(first, HasSubstr(" info line value=v"));
+  Log(LogLevel::kInfo, "after");
+  Log(LogLevel::kInfo, "and on");
+  const std::vector<std::string> lines = absl::StrSplit(first + unread.Read(), '\n');
+  ASSERT_GE(lines.size(), 5u);
+  int64_t whole = 0;
+  for (const std::string& line : lines) whole += absl::EndsWith(line, "=" + value) ? 1 : 0;
+  EXPECT_THAT(lines.end()[-4],
+              EndsWith(absl::StrCat(" warning nobody read the log, lines were dropped lines=",
+                                    1000 - whole)));
+  EXPECT_THAT(lines.end()[-3], EndsWith(" info after"));
+  EXPECT_THAT(lines.end()[-2], EndsWith(" info and on"));
 }
 
 TEST(Log, DropsWhatIsBelowTheLevel) {

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 
 namespace writescope {
@@ -31,6 +32,26 @@ int RunWithFewDescriptors() {
   setrlimit(RLIMIT_NOFILE, &files);
   PrepareProcess();
   return 0;
+}
+
+// Writes a byte into a pipe without a reader, and one behind the limit of a file's size.
+int WriteInVain() {
+  PrepareProcess();
+  int ends[2];
+  if (pipe(ends) != 0) return 2;
+  close(ends[0]);
+  if (write(ends[1], "x", 1) != -1 || errno != EPIPE) return 3;
+  char path[] = "/tmp/process_test.XXXXXX";
+  const int fd = mkstemp(path);
+  unlink(path);
+  const rlimit none = {0, 0};
+  setrlimit(RLIMIT_FSIZE, &none);
+  if (write(fd, "x", 1) != -1 || errno != EFBIG) return 4;
+  return 0;
+}
+
+TEST(ProcessDeathTest, WritesThatFailEndNothing) {
+  EXPECT_EXIT(std::_Exit(WriteInVain()), testing::ExitedWithCode(0), "");
 }
 
 TEST(ProcessDeathTest, AHardLimitThatIsSmallIsSaid) {

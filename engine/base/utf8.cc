@@ -1,8 +1,8 @@
-#include "server/utf8.h"
+#include "engine/base/utf8.h"
 
 #include <cstddef>
 
-namespace writescope::server {
+namespace writescope {
 namespace {
 
 // Bytes of the character that starts at `text`; 0 when broken, `*bad` then being the bytes to
@@ -68,4 +68,4 @@ std::string RepairUtf8(std::string_view text) {
   return repaired;
 }
 
-}  // namespace writescope::server
+}  // namespace writescope

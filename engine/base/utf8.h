@@ -5,11 +5,11 @@
 #include <string>
 #include <string_view>
 
-namespace writescope::server {
+namespace writescope {
 
 // RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool IsWholeUtf8(std::string_view text);
 // Every maximal broken piece becomes one U+FFFD.
 std::string RepairUtf8(std::string_view text);
 
-}  // namespace writescope::server
+}  // namespace writescope

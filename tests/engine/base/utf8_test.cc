@@ -1,10 +1,10 @@
-#include "server/utf8.h"
+#include "engine/base/utf8.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 
-namespace writescope::server {
+namespace writescope {
 namespace {
 
 constexpr char kReplacement[] = "\xef\xbf\xbd";
@@ -40,4 +40,4 @@ TEST(Utf8, BrokenTextIsFoundAndRepaired) {
 }
 
 }  // namespace
-}  // namespace writescope::server
+}  // namespace writescope
