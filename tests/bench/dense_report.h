@@ -33,6 +33,10 @@ class DenseReport {
   bool Write(const std::string& path, const std::string& machine, const std::string& command) const;
 
  private:
+  // Shares of the ceilings.
+  double OfRead(const DenseRow& row) const;
+  double OfProduct(const DenseRow& row) const;
+
   DeviceCeilings ceilings_;
   std::vector<DenseRow> rows_;
 };

@@ -108,6 +108,12 @@ class ResultsTest(unittest.TestCase):
         self.assertEqual(problems(prefill), [])
         self.assertTrue(problems(dict(prefill, rows=[dict(row, link_wait_share=1.5)])))
         self.assertTrue(problems(dict(prefill, rows=[dict(row, spilled_bytes=1)])))
+        row = {key: kind() for key, kind in ROWS["dense"].items()}
+        dense = dict(good, benchmark="dense", rows=[row],
+                     ceilings=dict.fromkeys(CEILINGS["dense"], 1.0))
+        self.assertEqual(problems(dense), [])
+        self.assertTrue(problems(dict(dense, ceilings=good["ceilings"])))
+        self.assertTrue(problems(dict(dense, rows=[dict(row, us="fast")])))
 
 
 if __name__ == "__main__":

@@ -100,8 +100,8 @@ __device__ void FillRing(const ExpertGemmArgs& args, const RingUnits& units, std
   const int64_t quant_bytes = Int4QuantBytes(args.rows, args.cols);
   RingCopy copies[kCopies];
   ExpertTile tile;
-  // Stages [first, end) of all that the block has.
-  const auto fill = [&](int end, int first_values, bool waits, bool weights, bool values) {
+  // Of the block's stages, `end` at most: weights, or none before stage `weights_from`; and values.
+  const auto fill = [&](int end, int weights_from, bool weights, bool values) {
     RingPlace<Shape::kStages> place;
     int at = units.first / units.per_tile, unit = units.first % units.per_tile;
     int tile_at = -1;
@@ -141,8 +141,8 @@ __device__ void FillRing(const ExpertGemmArgs& args, const RingUnits& units, std
       for (int j = 0; j < kCopies; ++j) from[j] = copies[j].base + unit * copies[j].unit_bytes;
       for (int group = 0; group < groups && stages < end; group += Shape::kGroups, ++stages) {
         const int count = min(Shape::kGroups, groups - group);
-        const bool with_weights = weights || stages >= first_values;
-        if (waits && stages >= Shape::kStages) WaitBarrier(&empty[place.stage], place.parity ^ 1);
+        const bool with_weights = weights || stages >= weights_from;
+        if (stages >= Shape::kStages) WaitBarrier(&empty[place.stage], place.parity ^ 1);
         if (with_weights && lane == 0) {
           ArriveExpecting(&full[place.stage],
                           count * (Shape::kRowTiles * (kQuantBytes + kScaleBytes) +
@@ -169,11 +169,11 @@ __device__ void FillRing(const ExpertGemmArgs& args, const RingUnits& units, std
   };
   if (args.tiles_settled) {
     // The first weights are on their way before it is known which values they meet.
-    fill(Shape::kStages, 0, false, true, false);
+    fill(Shape::kStages, 0, true, false);
     WaitForKernelBefore();
   }
   LetNextKernelBegin();
-  fill(INT32_MAX, Shape::kStages, true, !args.tiles_settled, true);
+  fill(INT32_MAX, Shape::kStages, !args.tiles_settled, true);
 }
 
 // A warp's part of a stage.
@@ -235,12 +235,56 @@ __device__ void SyncMultipliers() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
+// Adds up what the parts have of a unit, and writes it.
+template <typename Shape, bool kGated>
+__device__ void WriteUnit(const ExpertGemmArgs& args, const ExpertTile& tile, int unit_of_tile,
+                          int part, int band, int lane,
+                          const float (&sums)[Shape::kWarpTiles][Shape::kSlotTiles][4],
+                          std::byte* shared) {
+  constexpr int kThreads = Shape::kMultipliers * 32;
+  constexpr int kOutRows = Shape::template kOutTiles<kGated> * kInt4TileRows;
+  auto* part_sums = reinterpret_cast<float*>(shared + Shape::kSumsAt);
+  const auto sum_at = [&](int p, int slot) {
+    return part_sums + (p * Shape::kSlots + slot) * Shape::kSumStride;
+  };
+  auto* out_rows = reinterpret_cast<int64_t*>(shared + Shape::kOutRowsAt);  // Of y, of each slot
+  SyncMultipliers<kThreads>();  // Everybody has read the sums of the unit before.
+  if (threadIdx.x < Shape::kSlots) {
+    const int at = tile.first_slot + min(static_cast<int>(threadIdx.x), tile.num_slots - 1);
+    out_rows[threadIdx.x] = args.y_by_pair ? args.slot_pairs[at] : at;
+  }
+#pragma unroll
+  for (int m = 0; m < Shape::kWarpTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < Shape::kSlotTiles; ++n) {
+      if (n * 8 >= tile.num_slots) break;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int row = (band * Shape::kWarpTiles + m) * kInt4TileRows + lane / 4 + c / 2 * 8;
+        sum_at(part, n * 8 + lane % 4 * 2 + c % 2)[row] = sums[m][n][c];
+      }
+    }
+  }
+  SyncMultipliers<kThreads>();
+  const int first_row = unit_of_tile * kOutRows;
+  for (int i = threadIdx.x; i < tile.num_slots * kOutRows; i += kThreads) {
+    const int slot = i / kOutRows, r = i % kOutRows;
+    float value = 0, up = 0;
+#pragma unroll
+    for (int p = 0; p < Shape::kParts; ++p) {
+      value += sum_at(p, slot)[r];
+      if constexpr (kGated) up += sum_at(p, slot)[kOutRows + r];
+    }
+    if constexpr (kGated) value = SiLu(value) * up;
+    static_cast<__nv_bfloat16*>(args.y)[out_rows[slot] * args.y_stride + first_row + r] =
+        __float2bfloat16_rn(value);
+  }
+}
+
 // The other warps: multiply, and add up.
 template <typename Shape, bool kGated>
 __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units, std::byte* shared,
                               uint64_t* full, uint64_t* empty) {
-  constexpr int kThreads = Shape::kMultipliers * 32;
-  constexpr int kOutRows = Shape::template kOutTiles<kGated> * kInt4TileRows;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int part = warp % Shape::kParts, band = warp / Shape::kParts;
   const int groups = static_cast<int>(Int4Groups(args.cols));
@@ -252,11 +296,6 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
                                  lane / 4 * 4;
   const std::byte* lane_values =
       shared + Shape::kValuesAt + lane / 4 * Shape::kValueStride + lane % 4 * 16;
-  auto* part_sums = reinterpret_cast<float*>(shared + Shape::kSumsAt);
-  const auto sum_at = [&](int p, int slot) {
-    return part_sums + (p * Shape::kSlots + slot) * Shape::kSumStride;
-  };
-  auto* out_rows = reinterpret_cast<int64_t*>(shared + Shape::kOutRowsAt);  // Of y, of each slot
   RingPlace<Shape::kStages> place;
   int at_tile = units.first / units.per_tile, unit_of_tile = units.first % units.per_tile;
   int tile_at = -1;
@@ -277,8 +316,6 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
       };
       if (Shape::kSlotTiles == 1 || tile.num_slots <= 8) {
         multiply(std::integral_constant<int, 1>());
-      } else if (Shape::kSlotTiles == 2 || tile.num_slots <= 16) {
-        multiply(std::integral_constant < int, Shape::kSlotTiles >= 2 ? 2 : 1 > ());
       } else {
         multiply(std::integral_constant<int, Shape::kSlotTiles>());
       }
@@ -286,37 +323,7 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
       if (lane == 0) Arrive(&empty[place.stage]);
       place.Next();
     }
-    SyncMultipliers<kThreads>();  // Everybody has read the sums of the unit before.
-    if (threadIdx.x < Shape::kSlots) {
-      const int at = tile.first_slot + min(static_cast<int>(threadIdx.x), tile.num_slots - 1);
-      out_rows[threadIdx.x] = args.y_by_pair ? args.slot_pairs[at] : at;
-    }
-#pragma unroll
-    for (int m = 0; m < Shape::kWarpTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < Shape::kSlotTiles; ++n) {
-        if (n * 8 >= tile.num_slots) break;
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int row = (band * Shape::kWarpTiles + m) * kInt4TileRows + lane / 4 + c / 2 * 8;
-          sum_at(part, n * 8 + lane % 4 * 2 + c % 2)[row] = sums[m][n][c];
-        }
-      }
-    }
-    SyncMultipliers<kThreads>();
-    const int first_row = unit_of_tile * kOutRows;
-    for (int i = threadIdx.x; i < tile.num_slots * kOutRows; i += kThreads) {
-      const int slot = i / kOutRows, r = i % kOutRows;
-      float value = 0, up = 0;
-#pragma unroll
-      for (int p = 0; p < Shape::kParts; ++p) {
-        value += sum_at(p, slot)[r];
-        if constexpr (kGated) up += sum_at(p, slot)[kOutRows + r];
-      }
-      if constexpr (kGated) value = SiLu(value) * up;
-      static_cast<__nv_bfloat16*>(args.y)[out_rows[slot] * args.y_stride + first_row + r] =
-          __float2bfloat16_rn(value);
-    }
+    WriteUnit<Shape, kGated>(args, tile, unit_of_tile, part, band, lane, sums, shared);
     if (++unit_of_tile == units.per_tile) {
       unit_of_tile = 0;
       ++at_tile;
@@ -380,10 +387,9 @@ cudaError_t Launch(cudaStream_t stream, const ExpertGemmArgs& args) {
 // of few groups are short anyway, and cost less where they are wide.
 bool AreUnitsFew(const ExpertGemmArgs& args) {
   constexpr int kManyGroups = 16, kRoundsMin = 3;
-  const int out_rows =
-      (args.up != nullptr ? RingFew::kOutTiles<true> : RingFew::kOutTiles<false>)*kInt4TileRows;
+  const int out_tiles = args.up != nullptr ? RingFew::kOutTiles<true> : RingFew::kOutTiles<false>;
   return Int4Groups(args.cols) > kManyGroups &&
-         int64_t{args.num_tiles} * (args.rows / out_rows) <
+         int64_t{args.num_tiles} * (args.rows / (out_tiles * kInt4TileRows)) <
              int64_t{kRoundsMin} * NumProcessors() * RingFew::kBlocks;
 }
 
