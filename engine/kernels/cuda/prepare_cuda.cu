@@ -102,18 +102,11 @@ __device__ std::byte* BlockOf(const TokenPlace& place, int layer) {
   return place.block + layer * place.layer_stride_bytes;
 }
 
+// One head of one token: those of the queries, then of the keys, then of the values.
 template <typename T>
-__global__ void GqaPrepareKernel(GqaPrepareCuda args) {
-  extern __shared__ float rows[];
-  const int64_t token = blockIdx.x;
-  const TokenPlace place = args.places[token];  // Older than the kernel before
-  const Angles angles(args.rope, place.position);
-  WaitForKernelBefore();
-  LetNextKernelBegin();
+__device__ void PrepareHead(const GqaPrepareCuda& args, int64_t token, int head,
+                            const TokenPlace& place, const Angles& angles, float* row) {
   const int dim = args.head_dim, kv_heads = args.kv.num_kv_heads;
-  float* row = rows + threadIdx.x / 32 * dim;
-  int head = HeadRow();
-  if (head >= args.num_heads + 2 * kv_heads) return;
   std::byte* block = BlockOf(place, args.layer);
   if (head < args.num_heads) {
     const int64_t at = token * args.num_heads + head;
@@ -137,6 +130,23 @@ __global__ void GqaPrepareKernel(GqaPrepareCuda args) {
   LoadRow(dim, static_cast<const T*>(args.v) + token * args.kv_stride + int64_t{head} * dim, row);
   WriteValue(args.kv.dtype, place.slot, dim, args.kv.v_dim, row,
              block + head * args.kv.head_bytes() + args.kv.k_plane_bytes());
+}
+
+// The thread blocks of a token (grid y) share out its heads.
+template <typename T>
+__global__ void GqaPrepareKernel(GqaPrepareCuda args) {
+  extern __shared__ float rows[];
+  const int64_t token = blockIdx.x;
+  const TokenPlace place = args.places[token];  // Older than the kernel before
+  const Angles angles(args.rope, place.position);
+  WaitForKernelBefore();
+  LetNextKernelBegin();
+  float* row = rows + threadIdx.x / 32 * args.head_dim;
+  const int heads = args.num_heads + 2 * args.kv.num_kv_heads;
+  for (int head = HeadRow(); head < heads; head += gridDim.y * kWarps) {
+    PrepareHead<T>(args, token, head, place, angles, row);
+    __syncwarp();
+  }
 }
 
 template <typename T>
@@ -175,7 +185,11 @@ __global__ void MlaPrepareKernel(MlaPrepareCuda args) {
 cudaError_t LaunchGqaPrepare(cudaStream_t stream, const GqaPrepareCuda& args) {
   if (args.num_tokens == 0) return cudaSuccess;
   const int heads = args.num_heads + 2 * args.kv.num_kv_heads;
-  const dim3 grid(args.num_tokens, (heads + kWarps - 1) / kWarps);
+  // Few tokens: as many warps as there are heads. Many: one thread block for each, since the
+  // token's place may lie in host memory and its angles cost more than a head.
+  constexpr int kManyTokens = 512;
+  const int blocks = args.num_tokens < kManyTokens ? (heads + kWarps - 1) / kWarps : 1;
+  const dim3 grid(args.num_tokens, blocks);
   const size_t shared_bytes = kWarps * args.head_dim * sizeof(float);
   const auto kernel =
       args.type == ValueType::kF32 ? &GqaPrepareKernel<float> : &GqaPrepareKernel<__nv_bfloat16>;

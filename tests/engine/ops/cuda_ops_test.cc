@@ -159,7 +159,8 @@ TEST_P(CudaOpsTest, GqaPrepare) {
   for (const GqaCase& c : {GqaCase{1, 4, 2, 16, 16, false, KvDtype::kBf16},
                            {5, 8, 1, 40, 20, true, KvDtype::kF32},
                            {70, 8, 4, 128, 128, true, KvDtype::kBf16},
-                           {300, 6, 2, 24, 24, true, KvDtype::kBf16}}) {
+                           {300, 6, 2, 24, 24, true, KvDtype::kBf16},
+                           {512, 9, 3, 24, 24, true, KvDtype::kBf16}}) {
     const KvGeometry kv = {.num_kv_heads = c.kv_heads,
                            .k_dim = PadDim(c.dim),
                            .v_dim = PadDim(c.dim),
