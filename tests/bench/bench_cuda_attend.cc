@@ -147,7 +147,7 @@ class Bench {
     o_ = Allocate(states * model.kv.v_dim * 4);
     m_ = Allocate(states * 4);
     l_ = Allocate(states * 4);
-    attend_->Reset(batch * rows_each, model.num_heads, model.kv.v_dim, State());
+    attend_->Reset(batch * rows_each, model.num_heads, State());
   }
 
   AttendState State() {

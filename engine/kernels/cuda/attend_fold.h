@@ -48,7 +48,8 @@ __device__ inline void FoldHere(const SliceCall& call, const SliceArrays& arrays
     float* state_o = call.rows.o + at * kv.v_dim + dim;
     float m = call.rows.m[at];
     float l = call.rows.l[at];
-    float4 sum = *reinterpret_cast<const float4*>(state_o);
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (m != kMinusInf) sum = *reinterpret_cast<const float4*>(state_o);
     for (int p = 0; p < fold.num_parts; ++p) {
       const int64_t first = PartialIndex(call, call.sizes, parts[p].first_slice, kv_head) +
                             parts[p].first_slot + head;

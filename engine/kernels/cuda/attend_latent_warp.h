@@ -79,10 +79,11 @@ class Warp {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int64_t at = state(i * kMmaRows + AccumulatorRow(lane_, 2 * h));
+        const bool any = at >= 0 && m[at] != kMinusInf;
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
           float4 four = make_float4(0, 0, 0, 0);
-          if (at >= 0) four = *reinterpret_cast<const float4*>(o + at * kVDim + OutAt(group));
+          if (any) four = *reinterpret_cast<const float4*>(o + at * kVDim + OutAt(group));
           o_[i][group][0][2 * h] = four.x;
           o_[i][group][1][2 * h] = four.y;
           o_[i][group][0][2 * h + 1] = four.z;

@@ -15,9 +15,8 @@ namespace writescope::kernels {
 cudaError_t LaunchStageArrays(cudaStream_t stream, const std::byte* from, std::byte* to,
                               int64_t size_bytes);
 
-// Makes `count` states (rows x heads) empty.
-cudaError_t LaunchResetStates(cudaStream_t stream, int64_t count, int v_dim, float* o, float* m,
-                              float* l);
+// Makes `count` states (rows x heads) empty; their values stay as they are.
+cudaError_t LaunchResetStates(cudaStream_t stream, int64_t count, float* m, float* l);
 
 // A kernel that attends to slices, and how its work is best cut.
 struct SliceKernel {
@@ -64,10 +63,17 @@ struct TileKernel {
   cudaError_t (*launch)(cudaStream_t stream, const TileCall& call) = nullptr;
   int shared_bytes = 0;
   int tile_rows = 1;  // (Query row, head of a group) pairs
+  // What it needs of TileCall::scratch for each block of the call, which no other call may use
+  // meanwhile.
+  int64_t scratch_block_bytes = 0;
 };
 
 // On tensor cores, as DecodeKernel.
 TileKernel PrefillKernel(const KvGeometry& kv);
+
+// On the products of warpgroups, which compute capability 9.0 alone has; with states and rounding
+// as PrefillKernel's. `launch` is null too where this build has no code for sm_90a.
+TileKernel WarpgroupPrefillKernel(const KvGeometry& kv);
 
 // The end: out = state merged with the CPU's partials; see MergeArgs in ops.h.
 struct MergeCall {

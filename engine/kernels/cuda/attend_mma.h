@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "engine/kernels/cuda/async_copy.h"
 #include "engine/kernels/cuda/attend_maps.h"
 
 namespace writescope::kernels {
@@ -58,28 +59,6 @@ __device__ inline Words4 LoadShared(uint32_t at) {
                : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
                : "r"(at));
   return v;
-}
-
-__device__ inline uint32_t SharedAddress(const void* at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
-
-__device__ inline void CopyAsync16(uint32_t to, const std::byte* from) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-#endif
-}
-__device__ inline void CommitCopies() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Until at most kPending groups are on their way.
-template <int kPending>
-__device__ inline void WaitCopies() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
 }
 
 __device__ inline uint32_t PermuteBytes(uint32_t a, uint32_t b, unsigned selector) {

@@ -195,7 +195,7 @@ __device__ void LoadState(const AttendRows& rows, const RowTile& tile, int warp_
 #pragma unroll
         for (int c = 2 * h; c < 2 * h + 2; ++c) {
           float4 o = make_float4(0, 0, 0, 0);
-          if (valid) {
+          if (state.m[2 * i + h] != kMinusInf) {
             o = *reinterpret_cast<const float4*>(rows.o + at * kVDim + group * kGroupDims +
                                                  OutDim(lane, 0, c));
           }

@@ -20,16 +20,12 @@ __global__ void StageArraysKernel(const uint32_t* from, uint32_t* to, int64_t nu
   }
 }
 
-__global__ void ResetStatesKernel(int64_t count, int v_dim, float* o, float* m, float* l) {
+__global__ void ResetStatesKernel(int64_t count, float* m, float* l) {
   const int64_t stride = int64_t{gridDim.x} * kThreads;
-  const int64_t first = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  for (int64_t i = first; i < count; i += stride) {
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += stride) {
     m[i] = kMinusInf;
     l[i] = 0;
   }
-  // v_dim is a multiple of 32.
-  float4* o4 = reinterpret_cast<float4*>(o);
-  for (int64_t i = first; i < count * v_dim / 4; i += stride) o4[i] = make_float4(0, 0, 0, 0);
 }
 
 // Of the threads that fold.
@@ -109,7 +105,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   __syncthreads();
   const float factor = exp2f(m_old - m_new);
   for (int d = threadIdx.x; d < kv.v_dim; d += kFoldThreads) {
-    float total = call.rows.o[at * kv.v_dim + d] * factor;
+    float total = m_old == kMinusInf ? 0 : call.rows.o[at * kv.v_dim + d] * factor;
     for (int g = 0; g < num_groups; ++g) total += group_o[g * kv.v_dim + d];
     call.rows.o[at * kv.v_dim + d] = total;
   }
@@ -216,10 +212,8 @@ cudaError_t LaunchStageArrays(cudaStream_t stream, const std::byte* from, std::b
   return cudaGetLastError();
 }
 
-cudaError_t LaunchResetStates(cudaStream_t stream, int64_t count, int v_dim, float* o, float* m,
-                              float* l) {
-  ResetStatesKernel<<<GridFor(count * v_dim / 4, kThreads, kManyBlocks), kThreads, 0, stream>>>(
-      count, v_dim, o, m, l);
+cudaError_t LaunchResetStates(cudaStream_t stream, int64_t count, float* m, float* l) {
+  ResetStatesKernel<<<GridFor(count, kThreads, kManyBlocks), kThreads, 0, stream>>>(count, m, l);
   return cudaGetLastError();
 }
 

@@ -17,7 +17,8 @@ namespace writescope::kernels {
 inline constexpr float kMinusInf = -__builtin_huge_valf();
 inline constexpr int kPanelSlots = 16;  // The rows of an MMA
 
-// Rows and states of a call; see AttendArgs in ops.h.
+// Rows and states of a call; see AttendArgs in ops.h. Where m is -inf nothing was seen, and o
+// may hold anything.
 struct AttendRows {
   KvGeometry kv;
   int num_heads;
@@ -33,7 +34,7 @@ struct KvSpan {
   int64_t first_position;
   int64_t layer_stride_bytes;
   int32_t num_tokens;
-  int32_t reserved;
+  int32_t first_block;  // In a call of tiles: blocks of the spans before it
 };
 
 // Up to 16 (query row, head of the KV head's group) pairs and a span that they all read. Slot i is
@@ -151,13 +152,14 @@ struct TileReader {
   int32_t first_tile;
   int32_t first_span;
   int32_t num_spans;
-  int32_t reserved;
+  int32_t first_block;  // Blocks of the spans of the readers before it
 };
 
 struct TileSizes {
   int32_t num_readers;
   int32_t num_spans;
   int32_t num_tiles;
+  int32_t num_blocks;  // Of all spans
 };
 
 struct TileArrays {
@@ -177,6 +179,7 @@ WRITESCOPE_HOST_DEVICE inline TileArrays FindTileArrays(const std::byte* at, con
 struct TileCall {
   AttendRows rows;
   TileSizes sizes;
+  std::byte* scratch;       // Device; see TileKernel::scratch_block_bytes
   const std::byte* arrays;  // Device; null: `inlined`
   alignas(16) std::byte inlined[kInlineBytes];
 };

@@ -333,7 +333,7 @@ __global__ void DealColumnsKernel(const uint4* x, int64_t count, uint32_t* to) {
 
 }  // namespace
 
-bool WideIsBuilt() { return WRITESCOPE_WIDE_KERNEL; }
+bool WideIsBuilt() { return WRITESCOPE_WITH_WARPGROUPS; }
 
 cudaError_t LaunchExpertGemmWide(cudaStream_t stream, const ExpertGemmArgs& args) {
   if (!args.x_dealt || args.x_stride % 8 != 0 || args.y_stride % 8 != 0 || !IsAligned16(args.x) ||

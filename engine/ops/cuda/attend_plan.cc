@@ -86,7 +86,7 @@ void SlicePlanner::AddPanels(const AttendSpan& span) {
                     .first_position = span.first_position,
                     .layer_stride_bytes = span.layer_stride_bytes,
                     .num_tokens = num_tokens,
-                    .reserved = 0},
+                    .first_block = 0},
            .first_block = num_blocks_,
            .first_row = static_cast<int>(rows_.size()),
            .num_rows = static_cast<int16_t>(count),
@@ -193,25 +193,38 @@ void SlicePlanner::Emit() {
   num_slots_ = 0;
 }
 
-void TilePlanner::Plan(const AttendArgs& args, const ReaderFilter& filter, int tile_rows,
-                       int64_t max_array_bytes, Launch launch) {
+void TilePlanner::Plan(const AttendArgs& args, const ReaderFilter& filter, const TileLimits& limits,
+                       Launch launch) {
+  CHECK_GE(limits.max_blocks, 1);
   constexpr int64_t kReadBytes = sizeof(KvSpan) + sizeof(TileReader);
   reads_.clear();
-  for (size_t s = 0; s < args.spans.size(); ++s) {
-    const AttendSpan& span = args.spans[s];
+  num_blocks_ = 0;
+  for (const AttendSpan& span : args.spans) {
     if (span.num_tokens == 0) continue;
     for (int i = 0; i < span.num_readers; ++i) {
       const int reader = args.readers[span.first_reader + i];
       const ReaderRows& rows = args.rows[reader];
       if (!filter.Takes(rows)) continue;
       if (rows.first_position + rows.num_rows <= span.first_position) continue;
-      if (static_cast<int64_t>(reads_.size() + 1) * kReadBytes > max_array_bytes) {
-        Emit(args, tile_rows, launch);
+      for (int64_t done = 0; done < span.num_blocks;) {
+        const bool fits =
+            static_cast<int64_t>(reads_.size() + 1) * kReadBytes <= limits.max_array_bytes;
+        if (!fits || num_blocks_ == limits.max_blocks) Emit(args, limits.tile_rows, launch);
+        const int64_t blocks = std::min(span.num_blocks - done, limits.max_blocks - num_blocks_);
+        const int64_t tokens =
+            std::min(blocks * kBlockTokens, span.num_tokens - done * kBlockTokens);
+        reads_.push_back({.reader = reader,
+                          .span = {.base = span.base + done * args.kv.block_bytes(),
+                                   .first_position = span.first_position + done * kBlockTokens,
+                                   .layer_stride_bytes = span.layer_stride_bytes,
+                                   .num_tokens = static_cast<int>(tokens),
+                                   .first_block = 0}});
+        num_blocks_ += blocks;
+        done += blocks;
       }
-      reads_.push_back({reader, static_cast<int>(s)});
     }
   }
-  Emit(args, tile_rows, launch);
+  Emit(args, limits.tile_rows, launch);
 }
 
 void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
@@ -221,7 +234,8 @@ void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
   TileSizes sizes = {.num_readers = static_cast<int>(std::count_if(
                          read_counts_.begin(), read_counts_.end(), [](int n) { return n > 0; })),
                      .num_spans = static_cast<int>(reads_.size()),
-                     .num_tiles = 0};
+                     .num_tiles = 0,
+                     .num_blocks = static_cast<int>(num_blocks_)};
   arrays_.resize(static_cast<size_t>(TileArrayBytes(sizes)));
   auto* readers = reinterpret_cast<TileReader*>(arrays_.data());
   auto* spans = reinterpret_cast<KvSpan*>(readers + sizes.num_readers);
@@ -237,23 +251,26 @@ void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
                .first_tile = sizes.num_tiles,
                .first_span = next_span,
                .num_spans = read_counts_[r],
-               .reserved = 0};
+               .first_block = 0};
     sizes.num_tiles += static_cast<int>(CeilDiv(int64_t{rows.num_rows} * group, tile_rows));
     // From here on: where the reader's next span goes.
     const int first_span = next_span;
     next_span += read_counts_[r];
     read_counts_[r] = first_span;
   }
-  for (const Read& read : reads_) {
-    const AttendSpan& span = args.spans[read.span];
-    spans[read_counts_[read.reader]++] = {.base = span.base,
-                                          .first_position = span.first_position,
-                                          .layer_stride_bytes = span.layer_stride_bytes,
-                                          .num_tokens = static_cast<int>(span.num_tokens),
-                                          .reserved = 0};
+  for (const Read& read : reads_) spans[read_counts_[read.reader]++] = read.span;
+  int blocks = 0;
+  for (TileReader* reader = readers; reader != next; ++reader) {
+    reader->first_block = blocks;
+    for (int s = 0; s < reader->num_spans; ++s) {
+      KvSpan& span = spans[reader->first_span + s];
+      span.first_block = blocks;
+      blocks += static_cast<int>(CeilDiv(int64_t{span.num_tokens}, kBlockTokens));
+    }
   }
   launch(sizes, arrays_);
   reads_.clear();
+  num_blocks_ = 0;
 }
 
 }  // namespace writescope::ops

@@ -68,23 +68,31 @@ class SlicePlanner {
   std::vector<std::byte> arrays_;
 };
 
+struct TileLimits {
+  int tile_rows = 1;
+  int64_t max_array_bytes = 0;
+  int64_t max_blocks = 0;  // Of the spans of a pass, as often as they are read; at least 1
+};
+
 class TilePlanner {
  public:
   using Launch =
       absl::FunctionRef<void(const kernels::TileSizes& sizes, std::span<const std::byte> arrays)>;
 
-  // Calls `launch` for each pass: one, unless the spans are more than fit into the arrays.
-  void Plan(const AttendArgs& args, const ReaderFilter& filter, int tile_rows,
-            int64_t max_array_bytes, Launch launch);
+  // Calls `launch` for each pass: one, unless the spans are more than the limits allow.
+  void Plan(const AttendArgs& args, const ReaderFilter& filter, const TileLimits& limits,
+            Launch launch);
 
  private:
+  // Of a span, or of a part of it.
   struct Read {
     int reader;
-    int span;
+    kernels::KvSpan span;
   };
   void Emit(const AttendArgs& args, int tile_rows, Launch launch);
 
   std::vector<Read> reads_;       // Of the pass, in the order of spans
+  int64_t num_blocks_ = 0;        // Of the pass
   std::vector<int> read_counts_;  // By reader
   std::vector<std::byte> arrays_;
 };

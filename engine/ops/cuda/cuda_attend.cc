@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/units.h"
 #include "engine/kernels/cuda/attend_launch.h"
 #include "engine/ops/cuda/attend_plan.h"
 
@@ -31,8 +32,17 @@ constexpr int64_t kArrivalBytes = kArrivals * sizeof(uint32_t);
 // Floats of a partial beside its values.
 constexpr int64_t kStateFloats = 2;
 
-int64_t PartialFloats(const OpsLimits& limits) {
-  return kSlicesMin * limits.num_heads * (PadDim(limits.max_head_dim) + kStateFloats);
+// Of kernels that re-lay keys and values, which are for heads of so many. A pass with more blocks
+// than there is room for begins anew with the states of the one before: 32K tokens of four KV heads
+// at once make that 1 % of a prompt's attention. Slices and tiles of a call are not at work at the
+// same time, so the room is the partials'.
+constexpr int64_t kScratchBytes = 64 * kMiB;
+constexpr int kScratchHeadDim = 128;
+
+int64_t PartialBytes(const OpsLimits& limits) {
+  const int64_t partials = kSlicesMin * limits.num_heads *
+                           (PadDim(limits.max_head_dim) + kStateFloats) * int64_t{sizeof(float)};
+  return limits.max_head_dim == kScratchHeadDim ? std::max(partials, kScratchBytes) : partials;
 }
 
 // A reader with more (row, head of a group) pairs than this is taken in tiles: each block of keys
@@ -47,13 +57,15 @@ class CudaAttendImpl : public CudaAttend {
       : compute_(device.compute()),
         num_processors_(device.info().num_multiprocessors),
         with_tensor_cores_(!force_simt && device.info().compute_major >= 8),
+        with_warpgroups_(with_tensor_cores_ && device.info().compute_major == 9 &&
+                         device.info().compute_minor == 0),
         max_shared_bytes_(max_shared_bytes),
         out_bf16_(compute == ComputeType::kBf16),
         workspace_(std::move(workspace)) {}
 
-  void Reset(int num_rows, int num_heads, int v_dim, const AttendState& state) override {
+  void Reset(int num_rows, int num_heads, const AttendState& state) override {
     compute_.Check(kernels::LaunchResetStates(compute_.stream(), int64_t{num_rows} * num_heads,
-                                              v_dim, state.o, state.m, state.l),
+                                              state.m, state.l),
                    "reset of attention");
   }
 
@@ -70,6 +82,8 @@ class CudaAttendImpl : public CudaAttend {
   void Prepare(cudaError_t (*prepare)(), cudaError_t (**prepared)());
   void AttendSliced(const AttendArgs& args, const ReaderFilter& filter);
   void AttendTiled(const AttendArgs& args, const ReaderFilter& filter);
+  // Blocks of a pass.
+  int64_t MaxBlocks(const kernels::TileKernel& kernel) const;
   SliceLimits LimitsFor(const KvGeometry& kv, const kernels::SliceKernel& kernel) const;
   // `partials` says for how many there is to be room.
   SliceCall MakeSliceCall(const kernels::AttendRows& rows, const SliceSizes& sizes,
@@ -80,9 +94,10 @@ class CudaAttendImpl : public CudaAttend {
   device::CudaQueue& compute_;
   const int num_processors_;
   const bool with_tensor_cores_;
+  const bool with_warpgroups_;
   const int max_shared_bytes_;
   const bool out_bf16_;
-  const device::Buffer workspace_;  // Arrays of calls, arrivals, partials
+  const device::Buffer workspace_;  // Arrays of calls, arrivals, partials or scratch
   cudaError_t (*prepared_slices_)() = nullptr;
   cudaError_t (*prepared_tiles_)() = nullptr;
   SlicePlanner slices_;
@@ -168,10 +183,17 @@ kernels::SliceKernel CudaAttendImpl::SliceKernelFor(const KvGeometry& kv) {
 
 kernels::TileKernel CudaAttendImpl::TileKernelFor(const KvGeometry& kv) {
   kernels::TileKernel kernel;
-  if (with_tensor_cores_) kernel = kernels::PrefillKernel(kv);
+  if (with_warpgroups_) kernel = kernels::WarpgroupPrefillKernel(kv);
+  const bool takes_it = kernel.launch != nullptr && MaxBlocks(kernel) > 0;
+  if (with_tensor_cores_ && !takes_it) kernel = kernels::PrefillKernel(kv);
   if (kernel.launch == nullptr || kernel.shared_bytes > max_shared_bytes_) return {};
   Prepare(kernel.prepare, &prepared_tiles_);
   return kernel;
+}
+
+int64_t CudaAttendImpl::MaxBlocks(const kernels::TileKernel& kernel) const {
+  if (kernel.scratch_block_bytes == 0) return std::numeric_limits<int32_t>::max();
+  return (workspace_.size_bytes() - kArrayBytes - kArrivalBytes) / kernel.scratch_block_bytes;
 }
 
 SliceLimits CudaAttendImpl::LimitsFor(const KvGeometry& kv,
@@ -201,11 +223,15 @@ void CudaAttendImpl::AttendSliced(const AttendArgs& args, const ReaderFilter& fi
 void CudaAttendImpl::AttendTiled(const AttendArgs& args, const ReaderFilter& filter) {
   const kernels::TileKernel kernel = TileKernelFor(args.kv);
   const kernels::AttendRows rows = RowsOf(args);
-  tiles_.Plan(args, filter, kernel.tile_rows, kArrayBytes,
+  tiles_.Plan(args, filter,
+              {.tile_rows = kernel.tile_rows,
+               .max_array_bytes = kArrayBytes,
+               .max_blocks = MaxBlocks(kernel)},
               [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
                 TileCall call;
                 call.rows = rows;
                 call.sizes = sizes;
+                call.scratch = workspace_.data() + kArrayBytes + kArrivalBytes;
                 call.arrays = Place(arrays, call.inlined);
                 compute_.Check(kernel.launch(compute_.stream(), call), "attention over tiles");
               });
@@ -298,7 +324,7 @@ void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
   rows.num_heads = num_heads;
   SliceCall slices = MakeSliceCall(rows, SliceSizes(), 0);
   check(kernels::LaunchStageArrays(stream, nullptr, nullptr, 0));
-  check(kernels::LaunchResetStates(stream, 0, geometry.v_dim, nullptr, nullptr, nullptr));
+  check(kernels::LaunchResetStates(stream, 0, nullptr, nullptr));
   check(SliceKernelFor(geometry).launch(stream, slices));
   for (const int fold_slices : {0, std::numeric_limits<int>::max()}) {
     slices.sizes.max_fold_slices = fold_slices;
@@ -329,7 +355,7 @@ void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
 }  // namespace
 
 int64_t CudaAttend::WorkspaceBytes(const OpsLimits& limits) {
-  return kArrayBytes + kArrivalBytes + PartialFloats(limits) * int64_t{sizeof(float)};
+  return kArrayBytes + kArrivalBytes + PartialBytes(limits);
 }
 
 absl::StatusOr<std::unique_ptr<CudaAttend>> CudaAttend::Create(device::CudaDevice& device,

@@ -38,18 +38,20 @@ struct StagedAttend {
 // same GPU the results are the same in every bit, whatever runs beside.
 class CudaAttend {
  public:
-  // Of device memory, for the partial results of work that is divided along the keys.
+  // Of device memory, for the partial results of work that is divided along the keys and for keys
+  // and values as operands.
   static int64_t WorkspaceBytes(const OpsLimits& limits);
   // With `force_simt` no tensor-core instruction is used, as on GPUs before sm_80. Tensor cores
   // take q and the weights rounded to bf16; there are kernels for bf16 keys of 32, 64, 96, 128 and
   // 192/128 values, and for latents of 576/512 where a thread block can have 226 KiB of shared
-  // memory (H100, H200). Everything else is taken in float32 by the plain kernel.
+  // memory (H100, H200). Everything else is taken in float32 by the plain kernel. Prompts with
+  // heads of 128 values are attended to by warpgroup products on compute capability 9.0.
   static absl::StatusOr<std::unique_ptr<CudaAttend>> Create(device::CudaDevice& device,
                                                             const OpsLimits& limits,
                                                             ComputeType compute, bool force_simt);
   virtual ~CudaAttend() = default;
 
-  virtual void Reset(int num_rows, int num_heads, int v_dim, const AttendState& state) = 0;
+  virtual void Reset(int num_rows, int num_heads, const AttendState& state) = 0;
   virtual void Attend(const AttendArgs& args) = 0;
   virtual void Merge(const MergeArgs& args) = 0;
   // The plan of a step of one row to each reader, every one of which sees something: of at most

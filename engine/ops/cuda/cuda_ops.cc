@@ -156,8 +156,8 @@ void CudaOps::RmsNorm(int num_rows, int dim, const void* x, const float* weight,
   Check(kernels::LaunchRmsNorm(stream(), type_, num_rows, dim, x, weight, eps, out), "norm");
 }
 
-void CudaOps::ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) {
-  attend_->Reset(num_rows, num_heads, v_dim, state);
+void CudaOps::ResetAttention(int num_rows, int num_heads, int, const AttendState& state) {
+  attend_->Reset(num_rows, num_heads, state);
 }
 
 void CudaOps::Attend(const AttendArgs& args) { attend_->Attend(args); }

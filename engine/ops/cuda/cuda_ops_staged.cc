@@ -80,7 +80,7 @@ void CudaOps::EmbedStaged(int step, const Matrix& table, void* out) {
 void CudaOps::AttendStaged(const StagedAttendArgs& args) {
   StagedStep& step = staged_steps_[args.step].step;
   if (!staged_steps_[args.step].is_planned) {
-    attend_->Reset(step.num_rows(), step.num_heads(), step.kv().v_dim, args.state);
+    attend_->Reset(step.num_rows(), step.num_heads(), args.state);
     attend_->Attend(step.AttendArgsOf(args.layer, args.q, args.state));
     attend_->Merge({.kv = step.kv(),
                     .num_rows = step.num_rows(),

@@ -209,7 +209,8 @@ TEST(TilePlanner, EveryReaderGoesThroughItsSpansInOrder) {
     for (int repeat = 0; repeat < 20; ++repeat) {
       const Call call = RandomCall(2, 4, 200, rng);
       std::map<int, std::vector<const std::byte*>> got, want;  // By first row
-      planner.Plan(call.args, {.min_rows = 50, .max_rows = 150}, 128, max_bytes,
+      planner.Plan(call.args, {.min_rows = 50, .max_rows = 150},
+                   {.tile_rows = 128, .max_array_bytes = max_bytes, .max_blocks = 1 << 20},
                    [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
                      ASSERT_EQ(static_cast<int64_t>(arrays.size()), TileArrayBytes(sizes));
                      ASSERT_LE(static_cast<int64_t>(arrays.size()), max_bytes);
@@ -234,6 +235,55 @@ TEST(TilePlanner, EveryReaderGoesThroughItsSpansInOrder) {
           want[rows.first_row].push_back(span.base);
         }
       }
+      EXPECT_EQ(got, want);
+    }
+  }
+}
+
+TEST(TilePlanner, PassesHaveRoomForTheirBlocks) {
+  std::mt19937_64 rng(testing_support::TestSeed());
+  TilePlanner planner;
+  // A block of a reader: its first position, its tokens and where it lies.
+  using Block = std::tuple<int, int64_t, int, const std::byte*>;
+  for (const int max_blocks : {1, 3, 10, 1000}) {
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      const Call call = RandomCall(2, 4, 200, rng);
+      std::vector<Block> got, want;
+      planner.Plan(
+          call.args, {.min_rows = 1, .max_rows = 1000},
+          {.tile_rows = 128, .max_array_bytes = 1 << 20, .max_blocks = max_blocks},
+          [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
+            EXPECT_LE(sizes.num_blocks, max_blocks);
+            const kernels::TileArrays at = FindTileArrays(arrays.data(), sizes);
+            int blocks = 0;
+            for (int r = 0; r < sizes.num_readers; ++r) {
+              const TileReader& reader = at.readers[r];
+              EXPECT_EQ(reader.first_block, blocks);
+              for (int s = 0; s < reader.num_spans; ++s) {
+                const KvSpan& span = at.spans[reader.first_span + s];
+                EXPECT_EQ(span.first_block, blocks);
+                for (int first = 0; first < span.num_tokens; first += kBlockTokens, ++blocks) {
+                  got.emplace_back(reader.first_row, span.first_position + first,
+                                   std::min(kBlockTokens, span.num_tokens - first),
+                                   span.base + first / kBlockTokens * call.args.kv.block_bytes());
+                }
+              }
+            }
+            EXPECT_EQ(blocks, sizes.num_blocks);
+          });
+      for (const AttendSpan& span : call.spans) {
+        for (int i = 0; i < span.num_readers; ++i) {
+          const ReaderRows& rows = call.rows[call.readers[span.first_reader + i]];
+          if (rows.first_position + rows.num_rows <= span.first_position) continue;
+          for (int64_t first = 0; first < span.num_tokens; first += kBlockTokens) {
+            want.emplace_back(rows.first_row, span.first_position + first,
+                              std::min<int64_t>(kBlockTokens, span.num_tokens - first),
+                              span.base + first / kBlockTokens * call.args.kv.block_bytes());
+          }
+        }
+      }
+      std::sort(got.begin(), got.end());
+      std::sort(want.begin(), want.end());
       EXPECT_EQ(got, want);
     }
   }

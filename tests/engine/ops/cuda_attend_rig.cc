@@ -288,7 +288,7 @@ std::vector<float> CudaAttendRig::Run(const Scene& scene,
   const device::Buffer out = Upload(poison.data(), states * v_dim * 4);
   const AttendState state = {reinterpret_cast<float*>(o.data()), reinterpret_cast<float*>(m.data()),
                              reinterpret_cast<float*>(l.data())};
-  attend.Reset(scene.num_rows, scene.num_heads, v_dim, state);
+  attend.Reset(scene.num_rows, scene.num_heads, state);
   for (const std::vector<int>& call : calls) {
     std::vector<AttendSpan> spans;
     std::vector<int> readers;

@@ -148,6 +148,17 @@ TEST_F(CudaAttendTest, ManySpansTakeSeveralPasses) {
               .one_block_spans = true});
 }
 
+// More blocks than there is room for as operands at once.
+TEST_F(CudaAttendTest, LongPromptsTakeSeveralPasses) {
+  SKIP_WITHOUT_GPU();
+  CheckScene({.kv = KvOf({16, 1, 128, 128}),
+              .group = 1,
+              .num_sequences = 4,
+              .max_tokens = 6000,
+              .max_rows = 80,
+              .score_sigma = 1});
+}
+
 TEST_F(CudaAttendTest, Float32KeysAreExactToFloat32) {
   SKIP_WITHOUT_GPU();
   for (const Geometry& g : kGeometries) {
