@@ -6,7 +6,9 @@
 // many bytes.
 //
 // It is the workers' own code, from the claim to the merged partial, over as many layers as fit
-// into the memory, so that no line is in a cache when its turn comes.
+// into the memory, so that no line is in a cache when its turn comes. --batch is the number of
+// sequences that a layer holds, all of the same context: one short sequence shows what a layer
+// costs beside its bytes, a batch the kernel.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -61,6 +63,7 @@ const std::vector<Model>& Models() {
 struct Flags {
   std::vector<std::string> isas, models;
   std::vector<int64_t> contexts = {8192, 65536};
+  std::vector<int> batches = {1};
   std::vector<int> threads = {UsableCores()};
   int64_t memory_mib = 1024;
   int pairs = 5;
@@ -148,13 +151,14 @@ double TimeRowMajor(attention::WorkerTeam& team, std::span<const std::byte> memo
   return seconds * static_cast<double>(memory.size()) / static_cast<double>(size);
 }
 
-// A step over a full swing region: one sequence of `context_tokens`, as many layers as fit.
+// A step over a full swing region: `batch` sequences of `context_tokens`, as many layers as fit.
 class Step {
  public:
-  Step(const Model& model, int64_t context_tokens, int64_t memory_bytes)
-      : model_(model), num_blocks_(context_tokens / kBlockTokens) {
+  Step(const Model& model, int64_t context_tokens, int batch, int64_t memory_bytes)
+      : model_(model), batch_(batch), num_blocks_(batch * (context_tokens / kBlockTokens)) {
     num_layers_ = static_cast<int>(memory_bytes / (num_blocks_ * model.kv.block_bytes()));
-    CHECK_GT(num_layers_, 0) << "the memory holds no layer of " << context_tokens << " tokens";
+    CHECK_GT(num_layers_, 0) << "the memory holds no layer of " << batch << " sequences of "
+                             << context_tokens << " tokens";
     device::CpuDeviceOptions options;
     options.budget_bytes = 1 << 20;
     auto device = device::CpuDevice::Create(options);
@@ -165,12 +169,17 @@ class Step {
         *device_);
     CHECK(blocks.ok()) << blocks.status();
     blocks_.emplace(*std::move(blocks));
-    attention_.runs.swing.Add({.region = kvcache::RegionKind::kSwing,
-                               .num_blocks = static_cast<int>(num_blocks_),
-                               .num_readers = 1});
-    attention_.runs.readers = {0};
-    attention_.rows = {{.first_row = 0, .num_rows = 1}};
-    attention_.num_rows = 1;
+    const int blocks_each = static_cast<int>(num_blocks_ / batch);
+    for (int i = 0; i < batch; ++i) {
+      attention_.runs.swing.Add({.region = kvcache::RegionKind::kSwing,
+                                 .first_index = i * blocks_each,
+                                 .num_blocks = blocks_each,
+                                 .first_reader = i,
+                                 .num_readers = 1});
+      attention_.runs.readers.push_back(i);
+      attention_.rows.push_back({.first_row = i, .num_rows = 1});
+    }
+    attention_.num_rows = batch;
     layers_ = std::make_unique<attention::LayerProgress[]>(num_layers_);
   }
 
@@ -197,14 +206,14 @@ class Step {
     auto cpu = attention::CpuAttention::Create({.geometry = model_.kv,
                                                 .num_layers = num_layers_,
                                                 .num_heads = model_.num_heads,
-                                                .max_rows = 1,
+                                                .max_rows = batch_,
                                                 .num_workers = team.num_workers(),
                                                 .variant = &variant},
                                                *device_);
     CHECK(cpu.ok()) << cpu.status();
     std::mt19937 rng(2);
     std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(model_.kv.k_dim)));
-    std::generate_n((*cpu)->queries(), model_.num_heads * model_.kv.k_dim,
+    std::generate_n((*cpu)->queries(), batch_ * model_.num_heads * model_.kv.k_dim,
                     [&] { return normal(rng); });
     attention::StepContext step;
     step.attention = &attention_;
@@ -224,14 +233,15 @@ class Step {
     for (int layer = 0; layer < num_layers_; ++layer) {
       CHECK_EQ(step.flags[layer].cpu_done.load(), 1u) << "layer " << layer;
     }
-    // The partial of the last layer; a wrong result would make the rate worthless.
-    for (int head = 0; head < model_.num_heads; ++head) CHECK(std::isfinite((*cpu)->lse()[head]));
+    // The partials of the last layer; a wrong result would make the rate worthless.
+    for (int i = 0; i < batch_ * model_.num_heads; ++i) CHECK(std::isfinite((*cpu)->lse()[i]));
     return seconds;
   }
 
  private:
   const Model& model_;
-  const int64_t num_blocks_;
+  const int batch_;
+  const int64_t num_blocks_;  // Of a layer
   int num_layers_ = 0;
   std::unique_ptr<device::CpuDevice> device_;
   std::optional<kvcache::BlockTable> blocks_;
@@ -296,43 +306,54 @@ bool IsWanted(const std::vector<std::string>& names, std::string_view name) {
   return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
 }
 
+void PrintRow(const nlohmann::json& row) {
+  std::printf("%-17s %3d x %6ld tokens %2d threads %-10s %s %6.1f of %6.1f GB/s: %.2f\n",
+              row["model"].get<std::string>().c_str(), row["batch"].get<int>(),
+              row["context_tokens"].get<long>(), row["threads"].get<int>(),
+              row["isa"].get<std::string>().c_str(),
+              row["link_busy"].get<bool>() ? "link " : "alone", row["gbps"].get<double>(),
+              row["dram_read_gbps"].get<double>(), row["of_read"].get<double>());
+  if (row.contains("row_major_gbps")) {
+    std::printf("  pages of rows %6.1f GB/s: the tile format is %.2f times as fast\n",
+                row["row_major_gbps"].get<double>(), row["over_row_major"].get<double>());
+  }
+  std::fflush(stdout);
+}
+
+void RunStep(const Flags& flags, const Model& model, int64_t context, int batch,
+             nlohmann::json& rows) {
+  Step step(model, context, batch, flags.memory_mib << 20);
+  step.Fill(*attention::WorkerTeam::Create(UsableCores()));
+  std::unique_ptr<LinkLoad> link;
+  if (flags.link) {
+    link = std::make_unique<LinkLoad>(step.memory().data(),
+                                      static_cast<int64_t>(step.memory().size()));
+  }
+  for (const int threads : flags.threads) {
+    const int workers = threads > 0 ? threads : attention::DefaultWorkers(UsableCores());
+    const auto team = attention::WorkerTeam::Create(workers);
+    for (const kernels::AttentionVariant& variant : kernels::AttentionVariants()) {
+      if (variant.isa > DetectedCpuIsa() || !IsWanted(flags.isas, variant.name)) continue;
+      for (LinkLoad* load : {static_cast<LinkLoad*>(nullptr), link.get()}) {
+        const bool row_major = flags.row_major && load == nullptr && HasRowMajor(model);
+        nlohmann::json row =
+            Measure(step, *team, load, variant, flags.pairs, row_major ? &model : nullptr);
+        row["model"] = model.name;
+        row["context_tokens"] = context;
+        row["batch"] = batch;
+        PrintRow(row);
+        rows.push_back(std::move(row));
+        if (link == nullptr) break;
+      }
+    }
+  }
+}
+
 void Run(const Flags& flags, nlohmann::json& rows) {
   for (const Model& model : Models()) {
     if (!IsWanted(flags.models, model.name)) continue;
     for (const int64_t context : flags.contexts) {
-      Step step(model, context, flags.memory_mib << 20);
-      step.Fill(*attention::WorkerTeam::Create(UsableCores()));
-      std::unique_ptr<LinkLoad> link;
-      if (flags.link) {
-        link = std::make_unique<LinkLoad>(step.memory().data(),
-                                          static_cast<int64_t>(step.memory().size()));
-      }
-      for (const int threads : flags.threads) {
-        const int workers = threads > 0 ? threads : attention::DefaultWorkers(UsableCores());
-        const auto team = attention::WorkerTeam::Create(workers);
-        for (const kernels::AttentionVariant& variant : kernels::AttentionVariants()) {
-          if (variant.isa > DetectedCpuIsa() || !IsWanted(flags.isas, variant.name)) continue;
-          for (LinkLoad* load : {static_cast<LinkLoad*>(nullptr), link.get()}) {
-            nlohmann::json row = Measure(
-                step, *team, load, variant, flags.pairs,
-                flags.row_major && load == nullptr && HasRowMajor(model) ? &model : nullptr);
-            row["model"] = model.name;
-            row["context_tokens"] = context;
-            std::printf("%-17s %7ld tokens %2d threads %-10s %s %6.1f of %6.1f GB/s: %.2f\n",
-                        model.name.c_str(), static_cast<long>(context), workers,
-                        std::string(variant.name).c_str(), load == nullptr ? "alone" : "link ",
-                        row["gbps"].get<double>(), row["dram_read_gbps"].get<double>(),
-                        row["of_read"].get<double>());
-            if (row.contains("row_major_gbps")) {
-              std::printf("  pages of rows %6.1f GB/s: the tile format is %.2f times as fast\n",
-                          row["row_major_gbps"].get<double>(), row["over_row_major"].get<double>());
-            }
-            std::fflush(stdout);
-            rows.push_back(std::move(row));
-            if (link == nullptr) break;
-          }
-        }
-      }
+      for (const int batch : flags.batches) RunStep(flags, model, context, batch, rows);
     }
   }
 }
@@ -346,7 +367,8 @@ int main(int argc, char** argv) {
   CLI::App app("Rates of CPU attention beside those of plain reading");
   app.add_option("--isa", flags.isas, "Variants to run; all that the processor offers by default");
   app.add_option("--model", flags.models, "Names of model shapes; all by default");
-  app.add_option("--context", flags.contexts, "Tokens of the sequence");
+  app.add_option("--context", flags.contexts, "Tokens of a sequence");
+  app.add_option("--batch", flags.batches, "Sequences of a layer");
   app.add_option("--threads", flags.threads, "Numbers of workers; 0 is what the worker starts");
   app.add_option("--memory-mib", flags.memory_mib, "KV in all; far more than the caches hold");
   app.add_option("--pairs", flags.pairs, "Times that each of the two is measured");

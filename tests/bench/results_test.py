@@ -36,6 +36,8 @@ ROWS = {
     "dense": {"kernel": str, "shape": str, "weights": str, "tokens": int, "experts": int,
               "us": float, "bytes": int, "flops": int, "of_read": float, "of_product": float},
 }
+# Fields that older files lack; without `batch` a layer holds one sequence.
+OPTIONAL = {"cpu_attention": {"batch": int}}
 ROWS["throttle"] = ROWS["retention"] = ROWS["chat"] = ROWS["decode"]
 SPILLED_LABEL_BYTES = 2 << 30
 
@@ -64,6 +66,9 @@ def problems(data):
                 continue
             if not isinstance(value, kind):
                 found.append(f"row {number}: {key} is {value!r}, not a {kind.__name__}")
+        for key, kind in OPTIONAL.get(data["benchmark"], {}).items():
+            if key in row and not isinstance(row[key], kind):
+                found.append(f"row {number}: {key} is {row[key]!r}, not a {kind.__name__}")
         if found:
             continue
         if "link_wait_share" in fields:
