@@ -129,6 +129,7 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
     worker.m.resize(heads);
     worker.l.resize(heads);
     worker.touched.resize(static_cast<size_t>(options.max_rows));
+    worker.kept.resize(kernels::KeptState::kBytes / sizeof(Worker::Line));
   }
   ResetPartials(options.max_rows);
 }
@@ -138,6 +139,7 @@ void CpuAttention::ResetPartials(int num_rows) {
   for (Worker& worker : workers_) {
     for (const int row : worker.touched_rows) worker.touched[static_cast<size_t>(row)] = false;
     worker.touched_rows.clear();
+    worker.is_kept = false;
   }
 }
 
@@ -288,8 +290,13 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
       worker.blocks.push_back(head_of_block(part, block, kv_head));
     }
   }
-  kernels::KvHeadBlock after;
-  if (next != nullptr) after = head_of_block(*next, 0, 0);
+  worker.next_blocks.clear();
+  for (int i = 0; next != nullptr && i < kernels::kBlocksAhead; ++i) {
+    if (i / kv.num_kv_heads == next->num_blocks) break;
+    worker.next_blocks.push_back(head_of_block(*next, i / kv.num_kv_heads, i % kv.num_kv_heads));
+  }
+  const bool is_left = worker.is_kept;
+  worker.is_kept = next != nullptr && HaveSameReaders(step, part, *next);
   worker.q_rows.clear();
   worker.o_rows.clear();
   worker.m_rows.clear();
@@ -306,19 +313,21 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
       }
     }
   }
-  variant_.run({.k_dim = kv.k_dim,
-                .v_dim = kv.v_dim,
-                .value_in_key = kv.value_in_key,
-                .dtype = kv.dtype,
-                .blocks = worker.blocks,
-                .num_heads = kv.num_kv_heads,
-                .next = next != nullptr ? &after : nullptr,
-                .num_rows = static_cast<int>(readers.size()) * static_cast<int>(group),
-                .q = worker.q_rows.data(),
-                .visible = nullptr,  // Sealed blocks lie before every query of a decode step.
-                .o = worker.o_rows.data(),
-                .m = worker.m_rows.data(),
-                .l = worker.l_rows.data()});
+  variant_.run(
+      {.k_dim = kv.k_dim,
+       .v_dim = kv.v_dim,
+       .value_in_key = kv.value_in_key,
+       .dtype = kv.dtype,
+       .blocks = worker.blocks,
+       .num_heads = kv.num_kv_heads,
+       .next = worker.next_blocks,
+       .num_rows = static_cast<int>(readers.size()) * static_cast<int>(group),
+       .q = worker.q_rows.data(),
+       .visible = nullptr,  // Sealed blocks lie before every query of a decode step.
+       .o = worker.o_rows.data(),
+       .m = worker.m_rows.data(),
+       .l = worker.l_rows.data(),
+       .kept = {.memory = worker.kept.front().bytes, .is_left = is_left, .leave = worker.is_kept}});
 }
 
 void CpuAttention::Flush(Worker& worker) {

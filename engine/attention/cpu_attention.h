@@ -2,6 +2,7 @@
 // leave one partial a row and head for the device to merge.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -62,8 +63,14 @@ class CpuAttention {
     Claim claim, ahead;
     bool has_claim = false;
     std::vector<int64_t> parts;  // Of touched rows, still to merge into out_ and lse_
+    // What the kernel keeps from a call to the next one for the same readers.
+    struct alignas(64) Line {
+      std::byte bytes[64];
+    };
+    std::vector<Line> kept;
+    bool is_kept = false;
     // Scratch of one kernel call.
-    std::vector<kernels::KvHeadBlock> blocks;
+    std::vector<kernels::KvHeadBlock> blocks, next_blocks;
     std::vector<const float*> q_rows;
     std::vector<float*> o_rows, m_rows, l_rows;
   };

@@ -28,6 +28,8 @@ constexpr int kMaxQueryTiles = kMaxKeyDim / kTileDims;
 // Queries of a panel as A tiles: q[dim / 32][row][(dim % 32) / 2] is a pair of dims. Rows past the
 // panel's last are zero where the kernel multiplies by whole tiles.
 using QueryTiles = const uint32_t (*)[kPanelRows][kTileWords];
+// The queries come first in KeptState::memory, then what a kernel keeps.
+constexpr int64_t kQueryBytes = int64_t{4} * kMaxQueryTiles * kPanelRows * kTileWords;
 
 inline void RoundQueries(const FlatAttentionArgs& args, int first_row, int num_rows,
                          int num_padded_rows, uint32_t (*tiles)[kPanelRows][kTileWords]) {
@@ -64,7 +66,7 @@ inline void AttendBlock(const FlatAttentionArgs& args, int first_row, int num_ro
       part.blocks = &block;
       part.num_blocks = 1;
       part.num_heads = 1;
-      part.next = nullptr;
+      part.num_next = 0;
       part.num_rows = 1;
       part.q += row;
       if (part.visible != nullptr) part.visible += row;
@@ -83,18 +85,29 @@ template <typename Kernel>
 inline void AttendByOnePanel(const FlatAttentionArgs& args, Kernel& kernel,
                              uint32_t (*q)[kPanelRows][kTileWords]) {
   const int head_tiles = args.k_dim / kTileDims;
-  for (int head = 0; head < args.num_heads; ++head) {
+  for (int head = 0; head < args.num_heads && !args.kept.is_left; ++head) {
     RoundQueries(args, head * args.num_rows, args.num_rows,
                  Kernel::kWholeTiles ? kPanelRows : args.num_rows, q + head * head_tiles);
+  }
+  const bool is_one = args.num_heads == 1;
+  if (is_one && args.kept.is_left) {
+    kernel.Resume(args, args.num_rows);
+  } else if (is_one) {
+    kernel.Begin(args, 0, args.num_rows);
   }
   for (int64_t i = 0; i < args.num_blocks; ++i) {
     const int head = static_cast<int>(i % args.num_heads);
     const int first_row = head * args.num_rows;
-    const KvHeadBlock* next = i + 1 < args.num_blocks ? &args.blocks[i + 1] : args.next;
-    if (i == 0 || args.num_heads > 1) kernel.Begin(args, first_row, args.num_rows);
+    const KvHeadBlock* next = BlockAfter(args, i, Kernel::kAhead);
+    if (!is_one) kernel.Begin(args, first_row, args.num_rows);
     AttendBlock(args, first_row, args.num_rows, q + head * head_tiles, args.blocks[i], next,
                 kernel);
-    if (i + 1 == args.num_blocks || args.num_heads > 1) kernel.End(args, first_row, args.num_rows);
+    if (!is_one) kernel.End(args, first_row, args.num_rows);
+  }
+  if (is_one && args.kept.leave) {
+    kernel.Suspend(args);
+  } else if (is_one) {
+    kernel.End(args, 0, args.num_rows);
   }
 }
 
@@ -119,7 +132,7 @@ inline void AttendByManyPanels(const FlatAttentionArgs& args, Kernel& kernel,
         if (i + 1 < last_block) {
           if (first_row == begin) next = &args.blocks[i + 1];
         } else if (is_last) {
-          next = i + 1 < args.num_blocks ? &args.blocks[i + 1] : args.next;
+          next = BlockAfter(args, i, 1);
         }
         AttendBlock(args, first_row, num_rows, q, args.blocks[i], next, kernel);
       }
@@ -137,7 +150,8 @@ inline void AttendByPanels(const FlatAttentionArgs& args) {
   alignas(64) uint32_t q[kMaxQueryTiles][kPanelRows][kTileWords];
   Kernel kernel;
   if (args.num_rows <= kPanelRows && args.num_heads * (args.k_dim / kTileDims) <= kMaxQueryTiles) {
-    AttendByOnePanel(args, kernel, q);
+    auto* const kept_q = reinterpret_cast<uint32_t(*)[kPanelRows][kTileWords]>(args.kept.memory);
+    AttendByOnePanel(args, kernel, args.kept.memory != nullptr ? kept_q : q);
   } else {
     AttendByManyPanels(args, kernel, q);
   }

@@ -28,6 +28,20 @@ struct KvHeadBlock {
   int64_t first_position = 0;    // Of slot 0; compared with `visible`.
 };
 
+// What a variant may keep from one call to the next one for the same rows, queries and shape:
+// queries as it has rounded them, and sums in an order of its own, since AMX needs as long as for
+// half a block of latents to bring these into the order of o and back. A variant that has no use
+// for it does as ever.
+struct KeptState {
+  static constexpr int64_t kBytes = 96 * 1024;
+  std::byte* memory = nullptr;  // kBytes for one thread, aligned to 64; null: nothing is kept
+  bool is_left = false;         // By the call before: o is not read.
+  bool leave = false;           // For the call after: what o holds then is not told.
+};
+
+// The furthest that any variant fetches ahead of its work.
+inline constexpr int kBlocksAhead = 2;
+
 // T is float for the variants, double for the twin's state.
 template <typename T>
 struct AttentionPartialArgsT {
@@ -39,15 +53,17 @@ struct AttentionPartialArgsT {
   // KV heads that take turns: blocks[i] is of head i % num_heads, and the rows of head h are
   // [h * num_rows, (h + 1) * num_rows) of those below. Blocks are read in their order.
   int num_heads = 1;
-  // What this thread attends to after the call, or null: fetched towards the core meanwhile. Its
-  // bytes change no result.
-  const KvHeadBlock* next = nullptr;
+  // What this thread attends to after the call, in order: its first blocks, kBlocksAhead of them
+  // where there are as many. They are fetched towards the core meanwhile; their bytes change no
+  // result.
+  std::span<const KvHeadBlock> next;
   int num_rows = 0;                  // Of each head
   const float* const* q = nullptr;   // [rows] -> [k_dim], scaled, zero in the padding
   const int64_t* visible = nullptr;  // [rows]: a row sees positions below this; null is all.
   T* const* o = nullptr;             // [rows] -> [v_dim]
   T* const* m = nullptr;             // [rows] -> one value
   T* const* l = nullptr;             // [rows] -> one value
+  KeptState kept;
 };
 using AttentionPartialArgs = AttentionPartialArgsT<float>;
 

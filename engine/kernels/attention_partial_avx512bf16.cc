@@ -139,11 +139,14 @@ inline void LatentToValues(const std::byte* k, int k_dim, int first_dim, int num
 class Avx512Bf16Kernel {
  public:
   static constexpr bool kWholeTiles = false;
+  static constexpr int kAhead = 1;  // Blocks from the one that is attended to to what is fetched
   static void AttendInF32(const FlatAttentionArgs& args) { AttentionPartialAvx512(args); }
 
   // The sums stay where the caller has them.
   void Begin(const FlatAttentionArgs&, int, int) {}
   void End(const FlatAttentionArgs&, int, int) {}
+  void Resume(const FlatAttentionArgs&, int) {}
+  void Suspend(const FlatAttentionArgs&) {}
 
   void WholeBlock(const FlatAttentionArgs& args, const WholeRows& rows, QueryTiles q,
                   const KvHeadBlock& block, const KvHeadBlock* next_block) {

@@ -17,12 +17,14 @@ struct FlatAttentionArgs {
   // Whether lines are fetched into the first cache rather than the second: see lines_ahead.h.
   bool fetch_first;
   const KvHeadBlock* next;
+  int64_t num_next;
   int num_rows;
   const float* const* q;
   const int64_t* visible;
   float* const* o;
   float* const* m;
   float* const* l;
+  KeptState kept;
 };
 
 void AttentionPartialGeneric(const FlatAttentionArgs& args);

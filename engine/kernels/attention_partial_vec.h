@@ -324,7 +324,7 @@ inline void AttendBlocks(const FlatAttentionArgs& args) {
   alignas(64) float values[kBlockTokens * kValueDims];
   for (int64_t i = 0; i < args.num_blocks; ++i) {
     const KvHeadBlock& block = args.blocks[i];
-    const KvHeadBlock* next = i + 1 < args.num_blocks ? &args.blocks[i + 1] : args.next;
+    const KvHeadBlock* next = BlockAfter(args, i, 1);
     const int first_row = static_cast<int>(i % args.num_heads) * args.num_rows;
     const int last_row = first_row + args.num_rows;
     for (int first = first_row; first < last_row; first += kPanelRows) {

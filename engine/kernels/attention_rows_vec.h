@@ -38,22 +38,23 @@ constexpr int NumRowGroups(int num_rows) {
 
 // Gives 2^(score - m) of the first `count` scores of a row to store(index, powers), kLanes at a
 // time, and moves the row's running maximum and sum on. Returns the factor for what was summed
-// before. Scores from `count` on are not read by anyone later.
+// before. The scores from index on are at at(index), for multiples of kLanes; those from `count` on
+// are not read by anyone later.
 //
 // A new maximum is rare, the logarithm of the number of blocks, so it is a branch: what follows
 // does not wait for a maximum across lanes, and the next row's work begins at once.
-template <typename StorePowers>
-WRITESCOPE_INLINE float SoftmaxRow(float* scores, int count, float* m, float* l,
-                                   const StorePowers& store) {
+template <typename ScoresAt, typename StorePowers>
+WRITESCOPE_INLINE float SoftmaxRowAt(const ScoresAt& at, int count, float* m, float* l,
+                                     const StorePowers& store) {
   const int num_vecs = (count + kLanes - 1) / kLanes;
   if (count % kLanes != 0) {
-    float* last = scores + (num_vecs - 1) * kLanes;
+    float* last = at((num_vecs - 1) * kLanes);
     Store(last, kLane < count % kLanes ? Load(last) : Vec{} + kMinusInf);
   }
   Vec best = Vec{} + kMinusInf;
 #pragma GCC unroll 4
   for (int v = 0; v < num_vecs; ++v) {
-    const Vec score = Load(scores + v * kLanes);
+    const Vec score = Load(at(v * kLanes));
     best = score > best ? score : best;  // A NaN is passed over here; it comes back by its 2^NaN.
   }
   float base = *m;
@@ -67,12 +68,19 @@ WRITESCOPE_INLINE float SoftmaxRow(float* scores, int count, float* m, float* l,
   Vec sum = Vec{};
 #pragma GCC unroll 4
   for (int v = 0; v < num_vecs; ++v) {
-    const Vec power = Exp2(Load(scores + v * kLanes) - base);
+    const Vec power = Exp2(Load(at(v * kLanes)) - base);
     store(v * kLanes, power);
     sum += power;
   }
   *l = *l * factor + SumOfLanes(sum);
   return factor;
+}
+
+// Of scores that lie one after the other.
+template <typename StorePowers>
+WRITESCOPE_INLINE float SoftmaxRow(float* scores, int count, float* m, float* l,
+                                   const StorePowers& store) {
+  return SoftmaxRowAt([scores](int i) { return scores + i; }, count, m, l, store);
 }
 
 }  // namespace

@@ -19,10 +19,17 @@ constexpr int kLineBytes = 64;  // Of the cache
 // A plane of 128 dims: what is read several times, a plane of V by 2 or 4 rows at once, is fetched
 // before its first time. More than this displaces what is in use.
 constexpr int64_t kAheadBytes = 16384;
-constexpr int64_t kBlockAhead = int64_t{1} << 40;  // As far as a whole block
+constexpr int64_t kBlockAhead = int64_t{1} << 40;  // As far as the whole block that comes later
 // For blocks of two planes. The second cache has room.
 WRITESCOPE_INLINE int64_t PlanesAhead(bool into_first_cache) {
   return into_first_cache ? kAheadBytes : kBlockAhead;
+}
+
+// The block that comes `count` after block i of a call, or null.
+inline const KvHeadBlock* BlockAfter(const FlatAttentionArgs& args, int64_t i, int64_t count) {
+  const int64_t at = i + count;
+  if (at < args.num_blocks) return &args.blocks[at];
+  return at - args.num_blocks < args.num_next ? &args.next[at - args.num_blocks] : nullptr;
 }
 
 // What one loop fetches while it works, a few lines at each step.

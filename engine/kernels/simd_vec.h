@@ -58,18 +58,23 @@ WRITESCOPE_INLINE Vec LoadBf16(const uint16_t* from) {
   return reinterpret_cast<Vec>(__builtin_convertvector(halves, WordVec) << 16);
 }
 
-// Writes kLanes values as bf16, rounded to nearest, ties to even; NaN stays NaN.
-WRITESCOPE_INLINE void StoreBf16(std::byte* to, Vec value) {
+// kLanes values as bf16, rounded to nearest, ties to even; NaN stays NaN.
+WRITESCOPE_INLINE HalfVec ToBf16(Vec value) {
 #ifdef __AVX512BF16__
-  const auto halves =
-      reinterpret_cast<HalfVec>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
+  return reinterpret_cast<HalfVec>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
 #else
   const WordVec bits = reinterpret_cast<WordVec>(value);
   const WordVec rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const WordVec quiet = (bits >> 16) | 0x40u;
-  const HalfVec halves = __builtin_convertvector(value == value ? rounded : quiet, HalfVec);
+  return __builtin_convertvector(value == value ? rounded : quiet, HalfVec);
 #endif
-  *reinterpret_cast<HalfVecInMemory*>(to) = halves;
+}
+WRITESCOPE_INLINE void StoreBf16(std::byte* to, Vec value) {
+  *reinterpret_cast<HalfVecInMemory*>(to) = ToBf16(value);
+}
+// In the low half of each word; the high one is zero.
+WRITESCOPE_INLINE WordVec WidenedBf16(Vec value) {
+  return __builtin_convertvector(ToBf16(value), WordVec);
 }
 
 template <int... i>

@@ -29,13 +29,15 @@ void RunAttention(const AttentionPartialArgs& args) {
         .num_blocks = static_cast<int64_t>(args.blocks.size()),
         .num_heads = args.num_heads,
         .fetch_first = FetchesIntoFirstCache(),
-        .next = args.next,
+        .next = args.next.data(),
+        .num_next = static_cast<int64_t>(args.next.size()),
         .num_rows = args.num_rows,
         .q = args.q,
         .visible = args.visible,
         .o = args.o,
         .m = args.m,
-        .l = args.l});
+        .l = args.l,
+        .kept = args.kept});
 }
 
 // The last entry up to the active instruction set that `allowed` takes.

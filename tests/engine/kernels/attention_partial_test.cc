@@ -152,7 +152,7 @@ TEST_P(AttentionVariantTest, TheNextBlockChangesNoResult) {
     RunningStates<float> alone(shape.num_rows, shape.v_dim), with_next(shape.num_rows, shape.v_dim);
     run()(alone.Args(problem, std::span(kv.blocks()).first(1)));
     AttentionPartialArgs args = with_next.Args(problem, std::span(kv.blocks()).first(1));
-    args.next = &kv.blocks()[1];
+    args.next = std::span(kv.blocks()).subspan(1);
     run()(args);
     EXPECT_EQ(alone.o(), with_next.o()) << shape.Name();
     EXPECT_EQ(alone.l(), with_next.l()) << shape.Name();
