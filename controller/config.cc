@@ -46,6 +46,7 @@ void AddPolicyFlags(CLI::App& app, PolicyOptions& policy, double& pin_share) {
       ->capture_default_str();
   app.add_option("--min-steps", policy.min_steps,
                  "Steps with spilled KV to see before the first push")
+      ->check(CLI::Validator(CheckUint64, ""))
       ->capture_default_str();
   app.add_option("--pin-share", pin_share, "Push this share whatever is measured");
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/listen_error.h"
 
 namespace writescope::controller {
 namespace {
@@ -38,8 +39,9 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Create(
     server->exposer_->RegisterCollectable(server->metrics_, "/metrics");
     server->exposer_->RegisterCollectable(server->health_, "/healthz");
   } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", listen, " for metrics: ", error.what()));
+    const std::string why = WhyNotListening(listen);
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", listen,
+                                               " for metrics: ", why.empty() ? error.what() : why));
   }
   const std::vector<int> ports = server->exposer_->GetListeningPorts();
   server->address_ =

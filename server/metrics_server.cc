@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/base/listen_error.h"
 #include "prometheus/exposer.h"
-#include "server/listen_error.h"
 #include "server/metrics.h"
 
 namespace writescope::server {

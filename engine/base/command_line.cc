@@ -1,5 +1,11 @@
 #include "engine/base/command_line.h"
 
+#include <cstdint>
+#include <limits>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
 namespace writescope {
 
 std::vector<std::string> WithEmptyValues(const std::vector<std::string>& arguments) {
@@ -18,6 +24,13 @@ std::vector<std::string> WithEmptyValues(const std::vector<std::string>& argumen
     result.emplace_back();
   }
   return result;
+}
+
+std::string CheckUint64(const std::string& text) {
+  uint64_t value = 0;
+  if (absl::SimpleAtoi(text, &value)) return "";
+  return absl::StrCat("'", text, "' is not a whole number from 0 to ",
+                      std::numeric_limits<uint64_t>::max());
 }
 
 }  // namespace writescope

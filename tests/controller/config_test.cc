@@ -59,6 +59,7 @@ TEST(ConfigTest, MistakesAreNamed) {
     EXPECT_EQ(parsed.exit_code, 2);
     return parsed.message;
   };
+  EXPECT_THAT(message({"--min-steps=-1"}), HasSubstr("--min-steps: '-1' is not a whole number"));
   EXPECT_THAT(message({"--lease=tomorrow"}), HasSubstr("--lease is \"tomorrow\""));
   EXPECT_THAT(message({"--lease=500ms"}), HasSubstr("lease is 500ms"));
   EXPECT_THAT(message({"--lease=2s", "--interval=1s"}), HasSubstr("four intervals"));

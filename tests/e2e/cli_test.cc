@@ -96,6 +96,7 @@ TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   EXPECT_EQ(late.exit_code, 5);
   EXPECT_EQ(Client({"generate", "x", "--no-such-flag"}).exit_code, 2);
   EXPECT_EQ(Client({"generate", "x", "--timeout", "soon"}).exit_code, 2);
+  EXPECT_EQ(Client({"generate", "x", "--seed=-1", "-n", "1"}).exit_code, 2);
   EXPECT_EQ(Client({}).exit_code, 2);
   EXPECT_EQ(Client({"abort", "nobody"}).exit_code, 3);
   const auto nobody =

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 namespace writescope {
 namespace {
 
@@ -15,6 +18,14 @@ TEST(CommandLineTest, AnEmptyValueBecomesAnArgumentOfItsOwn) {
 TEST(CommandLineTest, EverythingElseStays) {
   const Arguments plain = {"run", "--a=b=", "--a", "-x=", "=", "--=", "", "a=", "--", "--a="};
   EXPECT_EQ(WithEmptyValues(plain), plain);
+}
+
+TEST(CommandLineTest, NumbersOf64Bits) {
+  for (const char* text : {"0", "7", "18446744073709551615"}) EXPECT_EQ(CheckUint64(text), "");
+  for (const char* text : {"-1", "18446744073709551616", "1.5", "0x7", "", "many"}) {
+    EXPECT_EQ(CheckUint64(text),
+              "'" + std::string(text) + "' is not a whole number from 0 to 18446744073709551615");
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "server/listen_error.h"
+#include "engine/base/listen_error.h"
 
 #include <netdb.h>
 #include <sys/socket.h>
@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 
-namespace writescope::server {
+namespace writescope {
 namespace {
 
 std::string WhyNotBound(const sockaddr* address, socklen_t address_bytes) {
@@ -68,4 +68,4 @@ std::string WhyNotListening(const std::string& address) {
   return "";
 }
 
-}  // namespace writescope::server
+}  // namespace writescope

@@ -1,4 +1,4 @@
-#include "server/listen_error.h"
+#include "engine/base/listen_error.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/temp_dir.h"
 
-namespace writescope::server {
+namespace writescope {
 namespace {
 
 using ::testing::HasSubstr;
@@ -66,4 +66,4 @@ TEST(ListenError, OfUnixSockets) {
 }
 
 }  // namespace
-}  // namespace writescope::server
+}  // namespace writescope
