@@ -197,8 +197,11 @@ void Bench::SingleKernels(const Shape& shape, const std::vector<Layer>& layers, 
     const int slots = named.plan.tile_slots;
     const auto weights = shape.format == WeightFormat::kInt4 ? kernels::ExpertWeights::kInt4
                                                              : kernels::ExpertWeights::kBf16;
-    if (!kernels::CanRun(named.plan.kernel, weights, shape.width, shape.hidden, true) ||
-        !kernels::CanRun(named.plan.kernel, weights, shape.hidden, shape.width, false)) {
+    const kernels::ExpertMatrix in = {
+        .weights = weights, .rows = shape.width, .cols = shape.hidden, .gated = true};
+    const kernels::ExpertMatrix out = {
+        .weights = weights, .rows = shape.hidden, .cols = shape.width};
+    if (!kernels::CanRun(named.plan.kernel, in) || !kernels::CanRun(named.plan.kernel, out)) {
       continue;
     }
     // Nor where a kernel is out of the question.

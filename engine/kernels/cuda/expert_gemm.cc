@@ -1,8 +1,6 @@
 // Which of the experts' kernels can run, and the way to each.
 #include "engine/kernels/cuda/expert_gemm.h"
 
-#include "engine/kernels/quantize_int4.h"
-
 namespace writescope::kernels {
 namespace {
 
@@ -19,19 +17,18 @@ int ComputeMajor() {
 
 }  // namespace
 
-bool CanRun(ExpertKernel kernel, ExpertWeights weights, int rows, int cols, bool gated) {
-  const int block_rows = gated ? rows * 2 : rows;
-  const bool groups = weights == ExpertWeights::kInt4 && cols % kInt4GroupCols == 0;
+bool CanRun(ExpertKernel kernel, const ExpertMatrix& matrix) {
+  if (!TakesMatrix(kernel, matrix)) return false;
   switch (kernel) {
     case ExpertKernel::kSimt:
       return true;
     case ExpertKernel::kStream:
     case ExpertKernel::kTile:
-      return weights != ExpertWeights::kF32 && ComputeMajor() >= 8;
+      return ComputeMajor() >= 8;
     case ExpertKernel::kRing:
-      return groups && block_rows % kRingRows == 0 && ComputeMajor() >= 9 && RingIsBuilt();
+      return ComputeMajor() >= 9 && RingIsBuilt();
     case ExpertKernel::kWide:
-      return groups && block_rows % kWideRows == 0 && ComputeMajor() == 9 && WideIsBuilt();
+      return ComputeMajor() == 9 && WideIsBuilt();
   }
   return false;
 }

@@ -15,6 +15,7 @@
 #include "engine/base/tile_layout.h"
 #include "engine/kernels/cuda/router_cuda.h"
 #include "engine/kernels/cuda/value_type.h"
+#include "engine/kernels/quantize_int4.h"
 
 namespace writescope::kernels {
 
@@ -76,9 +77,53 @@ inline constexpr int kWideSlots = 128;
 inline constexpr int kRingRows = 128;
 inline constexpr int kWideRows = 256;
 
-// Whether the kernel takes matrices of such a size on this GPU, as this program was built. All but
-// simt take bf16 values only.
-bool CanRun(ExpertKernel kernel, ExpertWeights weights, int rows, int cols, bool gated);
+// What of a product decides which kernels can take it.
+struct ExpertMatrix {
+  ExpertWeights weights = ExpertWeights::kBf16;
+  int rows = 0;
+  int cols = 0;
+  bool gated = false;  // Two such matrices, gate and up
+};
+
+// Whether a kernel takes such matrices at all; but simt all take bf16 values only.
+constexpr bool TakesMatrix(ExpertKernel kernel, const ExpertMatrix& matrix) {
+  const int rows = matrix.gated ? 2 * matrix.rows : matrix.rows;
+  const bool groups = matrix.weights == ExpertWeights::kInt4 && matrix.cols % kInt4GroupCols == 0;
+  switch (kernel) {
+    case ExpertKernel::kSimt:
+      return true;
+    case ExpertKernel::kStream:
+    case ExpertKernel::kTile:
+      return matrix.weights != ExpertWeights::kF32;
+    case ExpertKernel::kRing:
+      return groups && rows % kRingRows == 0;
+    case ExpertKernel::kWide:
+      return groups && rows % kWideRows == 0;
+  }
+  return false;
+}
+
+// And whether it does on this GPU, as this program was built.
+bool CanRun(ExpertKernel kernel, const ExpertMatrix& matrix);
+
+// The kernel for so many pairs an expert on average, of bf16 values; `ring` and `wide`: which of
+// the two can run. The bounds are where the kernels' times cross on an H200 (bench_cuda_dense).
+struct ExpertPlanInput {
+  ExpertWeights weights = ExpertWeights::kBf16;
+  double pairs_per_expert = 0;
+  bool ring = false;
+  bool wide = false;
+};
+constexpr ExpertPlan PlanExpertGemm(const ExpertPlanInput& input) {
+  const double pairs = input.pairs_per_expert;
+  if (pairs > 12 && input.wide) return {ExpertKernel::kWide, kWideSlots};
+  const bool few = pairs <= (input.weights == ExpertWeights::kInt4 ? 8 : 1);
+  if (pairs <= 14 && input.ring) {
+    return {ExpertKernel::kRing, few ? kRingSlotsFew : kRingSlots};
+  }
+  if (pairs <= 14) return {ExpertKernel::kStream, few ? kStreamSlotsFew : kStreamSlots};
+  return {ExpertKernel::kTile, pairs <= 40 ? kTileSlotsFew : kTileSlots};
+}
 
 // x and y of `type`. kF32 weights go with kF32 values, kBf16 with kBf16, kInt4 with either.
 cudaError_t LaunchExpertGemm(cudaStream_t stream, ValueType type, const ExpertPlan& plan,

@@ -139,33 +139,24 @@ kernels::ExpertWeights CudaOps::expert_weights(const Matrix& w) const {
   return w.type == WeightType::kF32 ? kernels::ExpertWeights::kF32 : kernels::ExpertWeights::kBf16;
 }
 
-// The bounds are where the kernels' times cross on an H200 (bench_cuda_dense).
 kernels::ExpertPlan CudaOps::PlanExperts(const MoeArgs& args, int num_tokens) const {
-  using kernels::ExpertKernel;
   if (options_.force_simt || type_ == kernels::ValueType::kF32) {
-    return {ExpertKernel::kSimt, kernels::kSimtSlots};
+    return {kernels::ExpertKernel::kSimt, kernels::kSimtSlots};
   }
   const Matrix& gate = args.experts[0].gate;
-  const kernels::ExpertWeights weights = expert_weights(gate);
-  const auto can = [&](ExpertKernel kernel) {
-    const int width = static_cast<int>(gate.rows);
-    return kernels::CanRun(kernel, weights, width, args.hidden, true) &&
-           kernels::CanRun(kernel, weights, args.hidden, width, false);
+  const int width = static_cast<int>(gate.rows);
+  const kernels::ExpertMatrix in = {
+      .weights = expert_weights(gate), .rows = width, .cols = args.hidden, .gated = true};
+  const kernels::ExpertMatrix out = {.weights = in.weights, .rows = args.hidden, .cols = width};
+  const auto can = [&](kernels::ExpertKernel kernel) {
+    return kernels::CanRun(kernel, in) && kernels::CanRun(kernel, out);
   };
-  const double pairs_per_expert = static_cast<double>(num_tokens) * args.experts_per_token /
-                                  static_cast<double>(args.experts.size());
-  if (pairs_per_expert > 12 && can(ExpertKernel::kWide)) {
-    return {ExpertKernel::kWide, kernels::kWideSlots};
-  }
-  const bool few = pairs_per_expert <= (weights == kernels::ExpertWeights::kInt4 ? 8 : 1);
-  if (pairs_per_expert <= 14) {
-    if (can(ExpertKernel::kRing)) {
-      return {ExpertKernel::kRing, few ? kernels::kRingSlotsFew : kernels::kRingSlots};
-    }
-    return {ExpertKernel::kStream, few ? kernels::kStreamSlotsFew : kernels::kStreamSlots};
-  }
-  return {ExpertKernel::kTile,
-          pairs_per_expert <= 40 ? kernels::kTileSlotsFew : kernels::kTileSlots};
+  return kernels::PlanExpertGemm(
+      {.weights = in.weights,
+       .pairs_per_expert = static_cast<double>(num_tokens) * args.experts_per_token /
+                           static_cast<double>(args.experts.size()),
+       .ring = can(kernels::ExpertKernel::kRing),
+       .wide = can(kernels::ExpertKernel::kWide)});
 }
 
 void CudaOps::RunExperts(const kernels::ExpertGemmArgs& args, const kernels::ExpertPlan& plan) {

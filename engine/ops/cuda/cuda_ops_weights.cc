@@ -201,9 +201,11 @@ void CudaOps::WarmExperts() {
       args.up = up;
       for (const kernels::ExpertPlan& plan : kWarmPlans) {
         const bool simt = options_.force_simt || type_ == kernels::ValueType::kF32;
-        if (simt
-                ? plan.kernel == kernels::ExpertKernel::kSimt
-                : kernels::CanRun(plan.kernel, args.weights, args.rows, args.cols, up != nullptr)) {
+        if (simt ? plan.kernel == kernels::ExpertKernel::kSimt
+                 : kernels::CanRun(plan.kernel, {.weights = args.weights,
+                                                 .rows = args.rows,
+                                                 .cols = args.cols,
+                                                 .gated = up != nullptr})) {
           RunExperts(args, plan);
         }
       }
