@@ -364,9 +364,11 @@ absl::Status CheckEngine(const Flags& flags, runtime::EngineOptions* engine) {
   RETURN_IF_ERROR(Take("--share-interval", ParseShareBounds(flags.share_interval), &bounds));
   engine->min_cpu_share = bounds.min_share;
   engine->max_cpu_share = bounds.max_share;
-  if (!(flags.link_gbps >= 0 && flags.link_gbps <= 1e6)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--link-gbps: ", flags.link_gbps, " is not in [0, 1e6]"));
+  constexpr double kLeastGbps = kMinLinkBytesPerS / 1e9;
+  if (flags.link_gbps != 0 && !(flags.link_gbps >= kLeastGbps && flags.link_gbps <= 1e6)) {
+    return absl::InvalidArgumentError(absl::StrCat("--link-gbps: ", flags.link_gbps,
+                                                   " is neither 0, no pace, nor in [", kLeastGbps,
+                                                   ", 1e6]"));
   }
   engine->link_bytes_per_s = flags.link_gbps * 1e9;
   if (!flags.machine_profile.empty()) {

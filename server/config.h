@@ -33,6 +33,9 @@ struct WorkerConfig {
   bool plan_only = false;
 };
 
+// Of the simulated link, where it has a pace: steps over a slower one would not end.
+inline constexpr double kMinLinkBytesPerS = 1e6;
+
 // Either a configuration, or a text to print and the code to exit with (--help, --version,
 // --print-config, and errors).
 struct ParsedConfig {

@@ -8,6 +8,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/base/utf8.h"
 #include "engine/runtime/error_reason.h"
+#include "server/config.h"
 #include "server/control_convert.h"
 #include "server/raw_unary.h"
 #include "server/status_mapping.h"
@@ -194,10 +195,11 @@ grpc::ServerUnaryReactor* ControlServiceImpl::SetLinkPace(grpc::CallbackServerCo
                              v1::SetLinkPaceResponse* reply) -> absl::Status {
     ASSIGN_OR_RETURN(runtime::Engine* const engine, slot_->Get());
     const double pace = message.bytes_per_second();
-    if (!std::isfinite(pace) || pace < 0) {
+    if (pace != 0 && !(std::isfinite(pace) && pace >= kMinLinkBytesPerS)) {
       return WithMetadata(runtime::WithReason(absl::InvalidArgumentError(absl::StrCat(
                                                   "bytes_per_second: ", pace,
-                                                  " is not a finite number that is at least 0")),
+                                                  " is neither 0, no pace, nor a finite number of ",
+                                                  kMinLinkBytesPerS, " or more")),
                                               "INVALID_PARAMETER"),
                           "field", "bytes_per_second");
     }

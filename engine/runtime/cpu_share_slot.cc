@@ -10,6 +10,8 @@ namespace writescope::runtime {
 namespace {
 
 // A longer lease would outlive any controller's death by too much.
+// Nobody could follow a generation near the end of the range. Clocks in nanoseconds may count them.
+constexpr int64_t kMaxGenerationStep = int64_t{1} << 61;
 constexpr absl::Duration kMaxLease = absl::Hours(24);
 // A person's word goes before that of any controller, which then stands by until the lease ends.
 constexpr char kOperatorPrefix[] = "operator:";
@@ -34,6 +36,11 @@ absl::StatusOr<ShareReply> CpuShareSlot::Offer(const ShareUpdate& update) {
                      "; it has to be above 0 and at most ", absl::FormatDuration(kMaxLease)));
   }
   std::lock_guard lock(mutex_);
+  if (update.generation - generation_ > kMaxGenerationStep) {
+    return absl::InvalidArgumentError(absl::StrCat("generation ", update.generation,
+                                                   " is more than 2^61 above ", generation_,
+                                                   ", the one in force"));
+  }
   ShareReply reply;
   const bool is_operator = absl::StartsWith(update.controller_id, kOperatorPrefix);
   const bool other_holds =

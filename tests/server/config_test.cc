@@ -121,6 +121,7 @@ TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
                         Case{"--cut=half", "'half'"},
                         Case{"--share-interval=0.9,0.1", "--share-interval"},
                         Case{"--link-gbps=-1", "-1"},
+                        Case{"--link-gbps=0.0009", "nor in [0.001, 1e6]"},
                         Case{"--max-sequences=0", "--max-sequences: 0"},
                         Case{"--workers=-2", "--workers: -2"},
                         Case{"--listen=nowhere", "'nowhere'"},

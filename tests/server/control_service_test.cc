@@ -209,7 +209,7 @@ TEST_F(ControlServiceTest, MachineProfileAndLinkPace) {
   ASSERT_TRUE(control_->SetLinkPace(&pace_context, request, &reply).ok());
   EXPECT_EQ(reply.previous_bytes_per_second(), 5e8);
   EXPECT_EQ(engine_->state().link_pace_bytes_per_s, 1e9);
-  for (const double bad : {-1.0, std::nan(""), double{INFINITY}}) {
+  for (const double bad : {-1.0, 1e-300, 999e3, std::nan(""), double{INFINITY}}) {
     request.set_bytes_per_second(bad);
     grpc::ClientContext bad_context;
     SetDeadline(bad_context);

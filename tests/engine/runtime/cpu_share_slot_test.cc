@@ -54,6 +54,15 @@ TEST_F(CpuShareSlotTest, AnOldGenerationNeverBeatsANewOne) {
   EXPECT_EQ(slot_.Offer(Update(0.3, 8))->outcome, ShareOutcome::kApplied);
 }
 
+TEST_F(CpuShareSlotTest, NoGenerationLocksTheOthersOut) {
+  ASSERT_TRUE(slot_.Offer(Update(0.6, 7)).ok());
+  const auto reply = slot_.Offer(Update(0.3, std::numeric_limits<int64_t>::max()));
+  EXPECT_TRUE(absl::IsInvalidArgument(reply.status())) << reply.status();
+  EXPECT_EQ(Share(), 0.6);
+  EXPECT_EQ(slot_.Offer(Update(0.5, 7 + (int64_t{1} << 61)))->outcome, ShareOutcome::kApplied);
+  EXPECT_EQ(slot_.Offer(Update(0.4, 8 + (int64_t{1} << 61)))->outcome, ShareOutcome::kApplied);
+}
+
 TEST_F(CpuShareSlotTest, AnotherControllerHasToWaitForTheLease) {
   ASSERT_TRUE(slot_.Offer(Update(0.6, 1, "a")).ok());
   EXPECT_EQ(slot_.Offer(Update(0.3, 2, "b"))->outcome, ShareOutcome::kStale);
