@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 
 keep=0
 fact=""
-seed=$((RANDOM * 32768 + RANDOM))
+seed=$RANDOM
 tokens=16000
 install=1
 for argument in "$@"; do
@@ -37,8 +37,8 @@ if [[ -n "$fact" && ! "$fact" =~ ^[A-Z][a-z]+=[0-9]{5}$ ]]; then
   echo "quickstart.sh: --fact=$fact is not CITY=CODE with five digits, as in --fact=Lima=40718" >&2
   exit 2
 fi
-if [[ ! "$seed" =~ ^[0-9]{1,9}$ || ! "$tokens" =~ ^[0-9]+$ ]] || ((tokens < 8000 || tokens > 32000)); then
-  echo "quickstart.sh: --seed has at most nine digits, --tokens lies in [8000, 32000]" >&2
+if [[ ! "$seed" =~ ^(0|[1-9][0-9]{0,8})$ || ! "$tokens" =~ ^[1-9][0-9]{3,4}$ ]] || ((tokens < 8000 || tokens > 32000)); then
+  echo "quickstart.sh: --seed is a number of at most nine digits, --tokens one in [8000, 32000], both without leading zeros" >&2
   exit 2
 fi
 
