@@ -180,6 +180,7 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::
   };
   while (true) {
     Meanwhile(between, [this] { return !pump_->HasWave(); });
+    if (!pump_->HasWave()) compute.WriteTimes();
     const std::optional<Wave> wave = pump_->NextWave();
     if (!wave.has_value()) {
       return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",

@@ -51,8 +51,12 @@ class Queue {
   // The same for `num_rows` rows of `row_bytes`, `stride_bytes` from one to the next.
   virtual void ZeroRows(std::byte* to, int64_t row_bytes, int64_t stride_bytes,
                         int64_t num_rows) = 0;
-  // Writes the time at which the queue gets here. `seconds` lives until the queue has passed.
+  // Writes the time at which the queue gets here, at the latest when someone has waited for a later
+  // point. `seconds` lives until the queue has passed.
   virtual void RecordTime(double* seconds) = 0;
+  // Writes the times of what the queue has passed. For a thread that has nothing else to do: of
+  // many times this takes milliseconds, and whoever waits for the queue would spend them.
+  virtual void WriteTimes() const {}
 
   // Publishes everything submitted before, then stores `value`; the CPU polls the flag.
   virtual void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) = 0;

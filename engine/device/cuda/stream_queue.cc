@@ -118,7 +118,7 @@ void StreamQueue::RecordTime(double* seconds) {
   pending_times_.push_back({event, seconds});
 }
 
-void StreamQueue::ResolveTimes() const {
+void StreamQueue::WriteTimes() const {
   std::lock_guard lock(mutex_);
   while (!pending_times_.empty() && cudaEventQuery(pending_times_.front().event) == cudaSuccess) {
     const PendingTime pending = pending_times_.front();
@@ -187,7 +187,7 @@ absl::Status StreamQueue::WaitTicket(uint64_t ticket, absl::Duration timeout) co
     }
     Nap();
   }
-  ResolveTimes();
+  WriteTimes();
   return absl::OkStatus();
 }
 

@@ -38,6 +38,7 @@ class StreamQueue final : public CudaQueue {
   void Zero(std::byte* to, int64_t size_bytes) override;
   void ZeroRows(std::byte* to, int64_t row_bytes, int64_t stride_bytes, int64_t num_rows) override;
   void RecordTime(double* seconds) override;
+  void WriteTimes() const override;
   void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
   void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout) override;
   uint64_t completed_ticket() const override;
@@ -59,8 +60,6 @@ class StreamQueue final : public CudaQueue {
   };
   void WaitFlagHere(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout);
   void SetError(absl::Status status);
-  // Hands out the times of all events that are done. Any thread.
-  void ResolveTimes() const;
 
   const std::string name_;
   DeviceClock& clock_;
