@@ -113,8 +113,8 @@ void AddModelOptions(CLI::App& app, Flags& flags) {
       ->group("Scheduling");
   app.add_option(
          "--step-graphs", flags.step_graphs,
-         "CUDA: shapes of decode steps that are kept as graphs: batch size, with spilled KV or "
-         "without; 0: none")
+         "CUDA: shapes of decode steps that are kept as graphs: batch sizes; with spilled KV "
+         "they count for three. 0: none")
       ->group("Scheduling");
   app.add_option("--request-time-limit", flags.request_time_limit,
                  "A request that takes longer ends with TIME_LIMIT")

@@ -18,6 +18,8 @@ constexpr int64_t kClaimBytes = 128 * kKiB;
 // to start and to merge.
 constexpr int64_t kMaxClaimBytes = 2 * kMiB;
 constexpr int64_t kClaimsPerWorker = 4;
+constexpr int64_t kLastClaimBytes = 256 * kKiB;
+constexpr int64_t kLeastClaimsPerWorker = 32;
 constexpr int kSpinsBeforeNap = 500;
 constexpr int64_t kPartValues = 256;  // Of a row's partials, merged under one lock
 // Of a claim that waits for its query: what the second cache holds beside all else.
@@ -109,6 +111,7 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
     : options_(options),
       variant_(*options.variant),
       claim_blocks_(std::max<int64_t>(1, kClaimBytes / options.geometry.block_bytes())),
+      last_claim_blocks_(std::max(claim_blocks_, kLastClaimBytes / options.geometry.block_bytes())),
       max_claim_blocks_(std::max(claim_blocks_, kMaxClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
       workers_(static_cast<size_t>(options.num_workers)),
@@ -192,16 +195,20 @@ bool CpuAttention::ClaimParts(StepContext& step, int layer, Claim* claim) const 
       return true;
     }
   }
-  const MeetCursor::Claim swing = progress.swing.ClaimBack(SwingClaimBlocks(progress.swing));
+  const MeetCursor::Claim swing = progress.swing.ClaimBack(
+      SwingClaimBlocks(progress.swing, step.attention->runs.swing.num_blocks()));
   if (swing.count == 0) return false;
   claim->num_blocks = swing.count;
   step.attention->runs.swing.Slice(swing.first, swing.count, &claim->parts);
   return true;
 }
 
-int64_t CpuAttention::SwingClaimBlocks(const MeetCursor& swing) const {
+int64_t CpuAttention::SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks) const {
   const int64_t part = swing.remaining_back() / (kClaimsPerWorker * options_.num_workers);
-  return std::clamp(part, claim_blocks_, max_claim_blocks_);
+  // Each claim costs a start. In a layer so large nobody waits long for the last twice as large.
+  const int64_t least = std::clamp(num_blocks / (kLeastClaimsPerWorker * options_.num_workers),
+                                   claim_blocks_, last_claim_blocks_);
+  return std::clamp(part, least, max_claim_blocks_);
 }
 
 bool CpuAttention::HasPlenty(const StepContext& step, int layer) const {

@@ -86,7 +86,7 @@ class CpuAttention {
   bool ClaimParts(StepContext& step, int layer, Claim* claim) const;
   // Whether so much is left that a worker may hold two claims: the workers still end together.
   // Claims shrink towards the end of a layer.
-  int64_t SwingClaimBlocks(const MeetCursor& swing) const;
+  int64_t SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks) const;
   bool HasPlenty(const StepContext& step, int layer) const;
   // Asks at once for what a claim that was not made ahead begins with: the kernels fetch what comes
   // after it.
@@ -102,7 +102,8 @@ class CpuAttention {
 
   const Options options_;
   const kernels::AttentionVariant& variant_;
-  const int64_t claim_blocks_;  // The least of a claim
+  const int64_t claim_blocks_;       // The least of a claim
+  const int64_t last_claim_blocks_;  // The least in a large layer
   const int64_t max_claim_blocks_;
   device::Buffer handoff_;
   float* queries_ = nullptr;

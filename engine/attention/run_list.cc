@@ -3,31 +3,47 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/container/flat_hash_map.h"
-
 namespace writescope::attention {
 namespace {
 
 using kvcache::RegionKind;
 
-// A block of the step and who reads it.
+// A block of the step and who reads it. A long context has thousands, with one reader each as a
+// rule, and no token is computed before the list is there: nothing is allocated for a block alone.
 struct SharedBlock {
   PlacedBlock placed;
   int64_t position = 0;
-  std::vector<int> readers;
+  int first_reader = 0;
+  std::vector<int> others;  // Readers after the first
+
+  bool HasReadersOf(const SharedBlock& other) const {
+    return first_reader == other.first_reader && others == other.others;
+  }
 };
 
 std::vector<SharedBlock> CollectBlocks(std::span<const std::vector<PlacedBlock>> sequences) {
+  size_t num_blocks = 0;
+  int max_id = -1;
+  for (const std::vector<PlacedBlock>& sequence : sequences) {
+    num_blocks += sequence.size();
+    for (const PlacedBlock& placed : sequence) max_id = std::max(max_id, placed.block_id);
+  }
   std::vector<SharedBlock> blocks;
-  absl::flat_hash_map<int, size_t> by_id;
-  for (size_t reader = 0; reader < sequences.size(); ++reader) {
-    for (size_t unit = 0; unit < sequences[reader].size(); ++unit) {
-      const PlacedBlock& placed = sequences[reader][unit];
-      const auto [it, is_new] = by_id.try_emplace(placed.block_id, blocks.size());
-      if (is_new) {
-        blocks.push_back({placed, static_cast<int64_t>(unit) * kBlockTokens, {}});
+  blocks.reserve(num_blocks);
+  std::vector<int> by_id(static_cast<size_t>(max_id + 1), -1);
+  for (size_t r = 0; r < sequences.size(); ++r) {
+    const int reader = static_cast<int>(r);
+    for (size_t unit = 0; unit < sequences[r].size(); ++unit) {
+      const PlacedBlock& placed = sequences[r][unit];
+      int& at = by_id[static_cast<size_t>(placed.block_id)];
+      if (at < 0) {
+        at = static_cast<int>(blocks.size());
+        blocks.push_back({.placed = placed,
+                          .position = static_cast<int64_t>(unit) * kBlockTokens,
+                          .first_reader = reader});
+      } else {
+        blocks[static_cast<size_t>(at)].others.push_back(reader);
       }
-      blocks[it->second].readers.push_back(static_cast<int>(reader));
     }
   }
   return blocks;
@@ -38,7 +54,7 @@ bool Continues(const Run& run, const SharedBlock& first, const SharedBlock& next
   return next.placed.place.region == run.region && next.placed.place.index == run.first_index + n &&
          next.position == run.first_position + static_cast<int64_t>(n) * kBlockTokens &&
          next.placed.retain_index == (run.retain_index < 0 ? -1 : run.retain_index + n) &&
-         next.readers == first.readers;
+         next.HasReadersOf(first);
 }
 
 void AddRun(const Run& run, RunList* list) {
@@ -101,10 +117,11 @@ RunList BuildRunList(std::span<const std::vector<PlacedBlock>> sequences) {
             .num_blocks = 1,
             .first_position = first.position,
             .first_reader = static_cast<int>(list.readers.size()),
-            .num_readers = static_cast<int>(first.readers.size()),
+            .num_readers = 1 + static_cast<int>(first.others.size()),
             .retain_index = first.placed.retain_index};
     for (++i; i < blocks.size() && Continues(run, first, blocks[i]); ++i) ++run.num_blocks;
-    list.readers.insert(list.readers.end(), first.readers.begin(), first.readers.end());
+    list.readers.push_back(first.first_reader);
+    list.readers.insert(list.readers.end(), first.others.begin(), first.others.end());
     AddRun(run, &list);
   }
   return list;

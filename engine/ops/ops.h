@@ -245,8 +245,9 @@ struct OpsFootprint {
   // Bytes of device memory of the workspace.
   int64_t (*workspace_bytes)(const OpsLimits& limits) = nullptr;
   // Bytes of device memory that a recording takes for each layer of a model, at most; 0 where
-  // nothing is recorded.
+  // nothing is recorded. kSmallRecordings times as much where each layer is one of its own.
   int64_t recording_layer_bytes = 0;
+  static constexpr int kSmallRecordings = 3;
 };
 
 // Engine thread.

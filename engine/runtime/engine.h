@@ -68,7 +68,8 @@ struct EngineOptions {
   absl::Duration progress_interval = absl::Seconds(1);
   // Checks the CRC of every sealed block before it is attended to. For tests; slow.
   bool verify_blocks = false;
-  // Shapes of decode steps of which recordings are kept; see StepRecordings. 0: none.
+  // Shapes of decode steps of which recordings are kept, by their cost; see StepRecordings. 0:
+  // none.
   int max_step_graphs = 16;
   std::optional<roofline::MachineProfile> machine_profile;  // Start-up rates; else probed at start
 };

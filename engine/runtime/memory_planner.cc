@@ -14,6 +14,7 @@
 #include "engine/kvcache/placement_plan.h"
 #include "engine/model/decoder.h"
 #include "engine/runtime/accelerator.h"
+#include "engine/runtime/step_recordings.h"
 
 namespace writescope::runtime {
 namespace {
@@ -78,7 +79,9 @@ class Planner {
     AddItem("activations", true, fixed.activations);
     if (footprint.recording_layer_bytes > 0) {
       // Of each size there are two kinds of steps.
-      runner.max_recordings = std::min(o.max_step_graphs, 2 * o.max_sequences);
+      const int all =
+          StepRecordings::Cost({.spilled = false}) + StepRecordings::Cost({.spilled = true});
+      runner.max_recordings = std::min(o.max_step_graphs, all * o.max_sequences);
       AddItem("graphs of decode steps, at most", true,
               runner.max_recordings * config_.num_layers * footprint.recording_layer_bytes);
     }

@@ -5,7 +5,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
@@ -152,11 +151,14 @@ bool ModelRunner::IsResident(int slot) const {
 
 StepBytes ModelRunner::BytesOf(std::span<const int> slots) const {
   const int64_t unit_bytes = cache_->blocks().geometry().block_bytes() * config_.num_layers;
-  absl::flat_hash_set<int> seen;
+  std::vector<bool> seen;  // By id
   StepBytes bytes;
   for (const int slot : slots) {
     for (const int id : cache_->SealedBlocks(slot)) {
-      if (!seen.insert(id).second) continue;
+      const size_t at = static_cast<size_t>(id);
+      if (at >= seen.size()) seen.resize(2 * at + 1);
+      if (seen[at]) continue;
+      seen[at] = true;
       const RegionKind region = cache_->blocks().read_place(id).region;
       (region == RegionKind::kDevice ? bytes.resident : bytes.spilled) += unit_bytes;
       if (region == RegionKind::kStream) bytes.stream += unit_bytes;

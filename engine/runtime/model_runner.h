@@ -74,7 +74,7 @@ class ModelRunner {
     int num_workers = 1;
     absl::Duration wait_limit = absl::Seconds(2);
     absl::Duration nap = absl::Microseconds(20);
-    int max_recordings = 0;                  // Of decode steps, where the device keeps calls
+    int max_recordings = 0;                  // By cost, where the device keeps calls
     kvcache::InplaceKvCache::Options cache;  // geometry, num_layers, max_sequences are filled in
   };
   // Sizes of what Create allocates besides weights and regions; device bytes and host bytes.

@@ -21,8 +21,14 @@ StepRecordings::Kept* StepRecordings::Find(const StepShape& shape) {
   return it == kept_.end() ? nullptr : it->get();
 }
 
+int StepRecordings::TotalCost() const {
+  int cost = 0;
+  for (const auto& kept : kept_) cost += Cost(kept->shape);
+  return cost;
+}
+
 StepRecordings::Kept* StepRecordings::MakePlace(const StepShape& shape) {
-  if (max_kept_ == 0 || counts_.failures > 0) return nullptr;
+  if (Cost(shape) > max_cost_ || counts_.failures > 0) return nullptr;
   std::vector<bool>& seen = seen_[shape.spilled ? 1 : 0];
   const size_t index = static_cast<size_t>(shape.rows);
   if (index >= seen.size()) seen.resize(index + 1);
@@ -30,7 +36,7 @@ StepRecordings::Kept* StepRecordings::MakePlace(const StepShape& shape) {
     seen[index] = true;
     return nullptr;
   }
-  if (num_kept() == max_kept_) {
+  while (TotalCost() + Cost(shape) > max_cost_) {
     const auto oldest =
         std::min_element(kept_.begin(), kept_.end(),
                          [](const auto& a, const auto& b) { return a->last_used < b->last_used; });

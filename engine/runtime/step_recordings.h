@@ -34,9 +34,14 @@ class StepRecordings {
   struct Kept;
 
  public:
-  // Of at most `max_kept` shapes; 0 records nothing. `recorder` must outlive this.
-  StepRecordings(ops::Recorder& recorder, int max_kept)
-      : recorder_(recorder), max_kept_(max_kept) {}
+  // Memory that a shape's recordings take, as a multiple of what those of a resident step take.
+  static int Cost(const StepShape& shape) {
+    return shape.spilled ? ops::OpsFootprint::kSmallRecordings : 1;
+  }
+  // Of shapes that cost at most `max_cost` together; 0 records nothing. `recorder` must outlive
+  // this.
+  StepRecordings(ops::Recorder& recorder, int max_cost)
+      : recorder_(recorder), max_cost_(max_cost) {}
 
   // A step while it is submitted. Another may begin and end meanwhile.
   class Step {
@@ -72,13 +77,14 @@ class StepRecordings {
     std::vector<std::unique_ptr<ops::Recording>> parts;
   };
   Kept* Find(const StepShape& shape);
+  int TotalCost() const;
   // A place for what will be recorded of the shape; null when nothing is to be.
   Kept* MakePlace(const StepShape& shape);
   void Drop(const Kept* kept);
   absl::StatusOr<std::unique_ptr<ops::Recording>> Record(const std::function<void()>& submit);
 
   ops::Recorder& recorder_;
-  const int max_kept_;
+  const int max_cost_;
   std::vector<std::unique_ptr<Kept>> kept_;
   std::vector<bool> seen_[2];  // By kind and rows
   int64_t num_steps_ = 0;

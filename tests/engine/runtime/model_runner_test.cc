@@ -98,7 +98,7 @@ TEST_P(ResidentSteps, AreStepsLikeOthers) {
                          .max_sequences = 6,
                          .blocks = {64, 0, 0, 0},
                          .prefix_cache = false,
-                         .max_recordings = 2});
+                         .max_recordings = 8});
     ASSERT_TRUE(tiny.ok()) << tiny.status();
     ModelRunner& runner = *(*tiny)->runner;
     std::vector<std::unique_ptr<Driver>> drivers;
@@ -214,7 +214,7 @@ class SpilledSteps : public ::testing::TestWithParam<const char*> {
 TEST_P(SpilledSteps, AreTheSameAsRecorded) {
   RecordingCounts plain, recorded;
   const auto want = Run(0, &plain);
-  const auto got = Run(2, &recorded);
+  const auto got = Run(8, &recorded);
   EXPECT_EQ(plain.replayed_steps, 0);
   // Of both kinds of steps all but the first.
   EXPECT_EQ(recorded.replayed_steps, testing::OnCuda() ? 2 * 6 : 0);

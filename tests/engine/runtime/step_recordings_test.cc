@@ -116,6 +116,28 @@ TEST_F(StepRecordingsTest, KeepsTheTwoKindsOfStepsApart) {
   EXPECT_EQ(recordings.num_kept(), 2);
 }
 
+TEST_F(StepRecordingsTest, OneWithSpilledKvTakesThePlacesOfSeveral) {
+  StepRecordings recordings(recorder_, 4);
+  const auto spilled = [&] {
+    recorder_.ran.clear();
+    recordings.Begin(StepShape{.spilled = true, .rows = 9}, 1).Submit([&] { recorder_.Call("s"); });
+    return recorder_.ran[0];
+  };
+  for (const int rows : {1, 1, 2, 2, 3, 3}) Step(recordings, rows);
+  EXPECT_EQ(recordings.num_kept(), 3);
+  for (int i = 0; i < 70; ++i) Step(recordings, 1);
+  for (const char* ran : {"s", "replay s"}) EXPECT_EQ(spilled(), ran);
+  EXPECT_EQ(recordings.num_kept(), 2);  // The two that were idle are gone.
+  EXPECT_EQ(Step(recordings, 1), "replay step of 1");
+  // One that would cost more than all may never has a place.
+  StepRecordings small(recorder_, 2);
+  for (int i = 0; i < 3; ++i) {
+    recorder_.ran.clear();
+    small.Begin(StepShape{.spilled = true, .rows = 9}, 1).Submit([&] { recorder_.Call("s"); });
+    EXPECT_EQ(recorder_.ran[0], "s");
+  }
+}
+
 TEST_F(StepRecordingsTest, ReplaysEachPartInItsPlace) {
   StepRecordings recordings(recorder_, 4);
   const auto run = [&](const std::vector<std::string>& parts) {
@@ -152,7 +174,7 @@ TEST_F(StepRecordingsTest, APartThatCannotBeRecordedMakesTheRestPlain) {
 }
 
 TEST_F(StepRecordingsTest, WhatAStepUsesIsNotDroppedForOneInside) {
-  StepRecordings recordings(recorder_, 1);
+  StepRecordings recordings(recorder_, 3);
   const auto outer = [&](int inner_steps) {
     StepRecordings::Step step = recordings.Begin(StepShape{.spilled = true, .rows = 2}, 2);
     step.Submit([&] { recorder_.Call("a"); });
