@@ -8,7 +8,7 @@ namespace {
 // The part of the device region that is kept for short sequences, and how many of the longest of
 // them fit there.
 constexpr int64_t kShortReserveDivisor = 32;
-constexpr int64_t kShortOfReserve = 4;
+constexpr int64_t kShortOfReserve = 2;
 
 size_t At(RegionKind kind) { return static_cast<size_t>(kind); }
 

@@ -22,7 +22,7 @@ struct DeviceQuota {
 
 // A sequence that fits into the device region whole gets it whole; a larger one gets three quarters
 // of what is available, at least its proportional part, so that the next one finds room too. A part
-// of the region (1/32) is kept for short sequences, of which at least four fit there: beside long
+// of the region (1/32) is kept for short sequences, of which at least two fit there: beside long
 // ones that have taken all else, a chat must not wait for the link. Copies of streamed blocks may
 // lie in it: they give way.
 DeviceQuota DeviceQuotaFor(int64_t expected_blocks, const RegionFill& fill);

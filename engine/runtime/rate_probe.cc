@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -24,68 +25,103 @@ int64_t HostBytes(const RateProbeOptions& options) {
   return std::max(options.host_bytes, options.geometry.block_bytes());
 }
 
-// Attends to all blocks of the buffer, over and over, until told to stop.
+// The running state of a thread's rows, and what its kernel keeps from call to call.
+struct State {
+  explicit State(const RateProbeOptions& options)
+      : q(static_cast<size_t>(options.geometry.k_dim)),
+        o(Rows(options) * static_cast<size_t>(options.geometry.v_dim)),
+        m(Rows(options), kernels::kEmptyLse),
+        l(Rows(options)),
+        kept(kernels::KeptState::kBytes / sizeof(Line)) {
+    for (size_t row = 0; row < Rows(options); ++row) {
+      q_rows.push_back(q.data());
+      o_rows.push_back(&o[row * static_cast<size_t>(options.geometry.v_dim)]);
+      m_rows.push_back(&m[row]);
+      l_rows.push_back(&l[row]);
+    }
+  }
+  static size_t Rows(const RateProbeOptions& options) {
+    return static_cast<size_t>(options.query_group * options.geometry.num_kv_heads);
+  }
+
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<float> q, o, m, l;
+  std::vector<const float*> q_rows;
+  std::vector<float*> o_rows, m_rows, l_rows;
+  std::vector<Line> kept;
+};
+
+// Attends to all blocks of the buffer, over and over, until told to stop: one sequence, claim by
+// claim as CpuAttention's workers do.
 class CpuLoad {
  public:
   CpuLoad(const RateProbeOptions& options, const std::byte* memory)
-      : options_(options), memory_(memory) {}
+      : options_(options),
+        memory_(memory),
+        num_blocks_(HostBytes(options) / options.geometry.block_bytes()) {}
 
   // Bytes attended to by one thread of `num_threads` until `stop`.
   int64_t Run(const std::atomic<bool>& stop, int64_t thread, int64_t num_threads) const {
     const KvGeometry& kv = options_.geometry;
-    const size_t rows = static_cast<size_t>(options_.query_group);
-    std::vector<float> q(static_cast<size_t>(kv.k_dim)), o(rows * static_cast<size_t>(kv.v_dim));
-    std::vector<float> m(rows, kernels::kEmptyLse), l(rows);
-    std::vector<const float*> q_rows(rows, q.data());
-    std::vector<float*> o_rows, m_rows, l_rows;
-    for (size_t row = 0; row < rows; ++row) {
-      o_rows.push_back(&o[row * static_cast<size_t>(kv.v_dim)]);
-      m_rows.push_back(&m[row]);
-      l_rows.push_back(&l[row]);
-    }
-    const int64_t num_blocks = HostBytes(options_) / kv.block_bytes();
+    State state(options_);
     const kernels::AttentionVariant& variant = attention::CpuAttention::VariantFor(
         kv, options_.query_group * kv.num_kv_heads, options_.products);
     // As many blocks at a time as a worker claims while much is left.
     const int64_t claim_blocks =
         std::clamp<int64_t>(attention::CpuAttention::kMaxClaimBytes / kv.block_bytes(), 1,
-                            std::max<int64_t>(1, num_blocks / num_threads));
-    std::vector<kernels::KvHeadBlock> blocks(static_cast<size_t>(claim_blocks));
+                            std::max<int64_t>(1, num_blocks_ / num_threads));
+    std::vector<kernels::KvHeadBlock> blocks, next;
     int64_t bytes = 0;
     // Each thread in a part of its own, so that none reads what another has brought into a cache.
-    int64_t first = num_blocks * thread / num_threads;
+    int64_t first = num_blocks_ * thread / num_threads;
     while (!stop.load(std::memory_order_relaxed)) {
-      if (first + claim_blocks > num_blocks) first = 0;
+      if (first + claim_blocks > num_blocks_) first = 0;
+      const int64_t behind = first + claim_blocks;
       if (options_.read != nullptr) {
         options_.read(memory_ + first * kv.block_bytes(), claim_blocks * kv.block_bytes());
-      }
-      const int num_heads = options_.read == nullptr ? kv.num_kv_heads : 0;
-      for (int head = 0; head < num_heads; ++head) {
-        for (int64_t i = 0; i < claim_blocks; ++i) {
-          const std::byte* k = memory_ + (first + i) * kv.block_bytes() + head * kv.head_bytes();
-          blocks[static_cast<size_t>(i)] = {
-              .k = k, .v = k + kv.k_plane_bytes(), .num_tokens = kBlockTokens, .first_position = 0};
-        }
-        variant.run({.k_dim = kv.k_dim,
-                     .v_dim = kv.v_dim,
-                     .value_in_key = kv.value_in_key,
-                     .dtype = kv.dtype,
-                     .blocks = blocks,
-                     .num_rows = options_.query_group,
-                     .q = q_rows.data(),
-                     .o = o_rows.data(),
-                     .m = m_rows.data(),
-                     .l = l_rows.data()});
+      } else {
+        ListHeads(first, claim_blocks * kv.num_kv_heads, &blocks);
+        ListHeads(behind + claim_blocks > num_blocks_ ? 0 : behind, kernels::kBlocksAhead, &next);
+        variant.run(
+            {.k_dim = kv.k_dim,
+             .v_dim = kv.v_dim,
+             .value_in_key = kv.value_in_key,
+             .dtype = kv.dtype,
+             .blocks = blocks,
+             .num_heads = kv.num_kv_heads,
+             .next = next,
+             .num_rows = options_.query_group,
+             .q = state.q_rows.data(),
+             .o = state.o_rows.data(),
+             .m = state.m_rows.data(),
+             .l = state.l_rows.data(),
+             .kept = {.memory = state.kept.front().bytes, .is_left = bytes > 0, .leave = true}});
       }
       bytes += claim_blocks * kv.block_bytes();
-      first += claim_blocks;
+      first = behind;
     }
     return bytes;
   }
 
  private:
+  // `count` heads of blocks from block `first` on, as they lie; fewer at the end of the buffer.
+  void ListHeads(int64_t first, int64_t count, std::vector<kernels::KvHeadBlock>* heads) const {
+    const KvGeometry& kv = options_.geometry;
+    count = std::min(count, (num_blocks_ - first) * kv.num_kv_heads);
+    heads->clear();
+    for (int64_t i = 0; i < count; ++i) {
+      const std::byte* k = memory_ + (first + i / kv.num_kv_heads) * kv.block_bytes() +
+                           i % kv.num_kv_heads * kv.head_bytes();
+      heads->push_back(
+          {.k = k, .v = k + kv.k_plane_bytes(), .num_tokens = kBlockTokens, .first_position = 0});
+    }
+  }
+
   const RateProbeOptions& options_;
   const std::byte* memory_;
+  const int64_t num_blocks_;
 };
 
 struct Measured {

@@ -41,7 +41,7 @@ stop_worker() {
 }
 
 echo "== demo checkpoint: facts in a prompt that lies outside the device"
-start_worker demo --model=deploy/demo-model --device=cuda --vram-budget=1112MiB --host-budget=512MiB \
+start_worker demo --model=deploy/demo-model --device=cuda --vram-budget=1120MiB --host-budget=512MiB \
   --ring-size=4MiB --prefill-chunk=512 --max-sequences=2
 sed -n '/memory:/,/^KV cache/p' "$run_dir/demo.log"
 writescope-controller --worker="$WRITESCOPE_CONTROL_ADDRESS" --metrics-listen=127.0.0.1:0 --shadow \

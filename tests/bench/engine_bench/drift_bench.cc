@@ -21,6 +21,9 @@ constexpr int kChatSteps = 24;
 constexpr int64_t kChatMoreBlocks = 8;
 constexpr int kStepsBeside = 2;
 
+// Longer than a worker takes for a claim: it has waited, for a query or for others.
+constexpr double kLongestClaimSeconds = 1e-3;
+
 // Makes a thread's time between two claims of a layer kSlowdown times as long.
 class Throttle {
  public:
@@ -30,7 +33,9 @@ class Throttle {
     thread_local double last_s = 0;
     const double now_s = device::NowSeconds();
     if (on_.load(std::memory_order_relaxed) && layer == last_layer) {
-      const double until_s = now_s + (kSlowdown - 1) * (now_s - last_s);
+      // A wait is not slowed down too, or each layer would wait for twice what the one before took.
+      const double claim_s = std::min(now_s - last_s, kLongestClaimSeconds);
+      const double until_s = now_s + (kSlowdown - 1) * claim_s;
       while (device::NowSeconds() < until_s) {
       }
     }

@@ -37,14 +37,14 @@ TEST(DeviceQuota, LongOnesLeaveAPartToShortOnes) {
   const auto quota = [&](int64_t expected, int64_t available) {
     return DeviceQuotaFor(expected, Fill(capacity, {available, 0, 8000, 0}));
   };
-  EXPECT_EQ(quota(25, 3200).blocks, 25);  // A quarter of the 100 blocks that are kept
-  EXPECT_EQ(quota(25, 3200).keep_free, 0);
-  EXPECT_EQ(quota(26, 3200).blocks, 26);
-  EXPECT_EQ(quota(26, 3200).keep_free, 100);
+  EXPECT_EQ(quota(50, 3200).blocks, 50);  // Half of the 100 blocks that are kept
+  EXPECT_EQ(quota(50, 3200).keep_free, 0);
+  EXPECT_EQ(quota(51, 3200).blocks, 51);
+  EXPECT_EQ(quota(51, 3200).keep_free, 100);
   EXPECT_EQ(quota(3100, 3200).blocks, 3100);
   EXPECT_EQ(quota(3101, 3200).blocks, 2325);
-  EXPECT_EQ(quota(26, 90).blocks, 0);
-  EXPECT_EQ(quota(25, 90).blocks, 25);
+  EXPECT_EQ(quota(51, 90).blocks, 0);
+  EXPECT_EQ(quota(50, 90).blocks, 50);
   RegionKind kind;
   const auto place = [&](const DeviceQuota& device_quota, int64_t available) {
     EXPECT_TRUE(ChooseRegion({.device_quota = device_quota},
@@ -54,8 +54,8 @@ TEST(DeviceQuota, LongOnesLeaveAPartToShortOnes) {
   // A quota of long ago does not reach into what is kept.
   EXPECT_EQ(place(quota(3100, 3200), 101), RegionKind::kDevice);
   EXPECT_EQ(place(quota(3100, 3200), 100), RegionKind::kSwing);
-  EXPECT_EQ(place(quota(25, 100), 1), RegionKind::kDevice);
-  EXPECT_EQ(place(quota(25, 100), 0), RegionKind::kSwing);
+  EXPECT_EQ(place(quota(50, 100), 1), RegionKind::kDevice);
+  EXPECT_EQ(place(quota(50, 100), 0), RegionKind::kSwing);
 }
 
 TEST(ChooseRegion, DeviceWithinTheQuotaOnly) {
