@@ -7,10 +7,9 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
+#include <mutex>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "engine/base/utf8.h"
@@ -58,7 +57,7 @@ std::string LineBegin(LogLevel level) {
 class ErrorStream {
  public:
   void Write(std::string_view line) {
-    absl::MutexLock lock(&mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (dropped_lines_ > 0) {
       const std::string note =
           absl::StrCat(cut_ ? "\n" : "", LineBegin(LogLevel::kWarning),
@@ -73,8 +72,9 @@ class ErrorStream {
   }
 
  private:
-  // In parts that a pipe with room takes without waiting. A write that fails is forgotten.
-  bool WriteAtOnce(std::string_view text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  // With the mutex held. In parts that a pipe with room takes without waiting; a write that fails
+  // is forgotten.
+  bool WriteAtOnce(std::string_view text) {
     for (bool first = true; !text.empty(); first = false) {
       pollfd room = {STDERR_FILENO, POLLOUT, 0};
       if (poll(&room, 1, 0) == 0) {
@@ -90,9 +90,9 @@ class ErrorStream {
     return true;
   }
 
-  absl::Mutex mutex_;
-  int64_t dropped_lines_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool cut_ ABSL_GUARDED_BY(mutex_) = false;  // The last line that came out lacks its end.
+  std::mutex mutex_;  // Of all below, and of the order of lines
+  int64_t dropped_lines_ = 0;
+  bool cut_ = false;  // The last line that came out lacks its end.
 };
 
 }  // namespace
