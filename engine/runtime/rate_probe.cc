@@ -41,7 +41,8 @@ struct State {
     }
   }
   static size_t Rows(const RateProbeOptions& options) {
-    return static_cast<size_t>(options.query_group * options.geometry.num_kv_heads);
+    return static_cast<size_t>(options.query_group) *
+           static_cast<size_t>(options.geometry.num_kv_heads);
   }
 
   struct alignas(64) Line {
