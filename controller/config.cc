@@ -46,7 +46,6 @@ void AddPolicyFlags(CLI::App& app, PolicyOptions& policy, double& pin_share) {
       ->capture_default_str();
   app.add_option("--min-steps", policy.min_steps,
                  "Steps with spilled KV to see before the first push")
-      ->check(CLI::Validator(CheckUint64, ""))
       ->capture_default_str();
   app.add_option("--pin-share", pin_share, "Push this share whatever is measured");
 }
@@ -80,6 +79,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
 
 // Nothing when it went on; else what to leave with.
 std::optional<std::pair<std::string, int>> Parse(CLI::App& app, std::vector<std::string> args) {
+  CheckNumbers(app);
   args = WithEmptyValues(args);
   std::reverse(args.begin(), args.end());  // The order that this overload wants.
   // The library's way to report --help as well as mistakes.

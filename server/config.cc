@@ -17,191 +17,10 @@
 #include "server/config_file.h"
 #include "server/parse_units.h"
 #include "server/version.h"
+#include "server/worker_flags.h"
 
 namespace writescope::server {
 namespace {
-
-// As typed; Check turns it into a WorkerConfig. The start values are the defaults that --help
-// shows.
-struct Flags {
-  std::string model;
-  std::string device = "cpu";
-  std::string load_format = "checkpoint";
-  std::string weights = "bf16";
-  std::string compute_dtype = "auto";
-  std::string device_waits = "auto";
-  bool force_simt = false;
-  bool allow_pageable = false;
-  std::string listen = "127.0.0.1:50051";
-  std::string control_listen = "127.0.0.1:50052";
-  std::string metrics_listen = "127.0.0.1:9464";
-  std::string metrics_compat = "none";
-  std::string worker_id;
-  std::string vram_budget;
-  std::string host_budget;
-  std::string kv_dtype = "bf16";
-  int max_context = 0;
-  int max_sequences = 16;
-  int max_queue = 256;
-  int prefill_chunk = 0;
-  int step_graphs = 16;
-  std::string ring_size;
-  int workers = 0;
-  int device_threads = 0;
-  std::string cut = "meet";
-  std::string share_interval = "0,1";
-  double link_gbps = 0;
-  bool no_prefix_cache = false;
-  bool no_retention = false;
-  std::string machine_profile;
-  std::string wait_limit = "2s";
-  std::string request_time_limit = "inf";
-  std::string progress_interval = "1s";
-  std::string max_request_size = "64MiB";
-  std::string stream_buffer = "1MiB";
-  std::string stream_stall_limit = "10s";
-  std::string drain_timeout = "2m";
-  std::string shutdown_grace = "5s";
-  std::string stall_limit = "2m";
-  std::string max_connection_age = "30m";
-  std::string max_connection_age_grace = "24h";
-  std::string log_level = "info";
-  bool plan_only = false;
-  bool print_config = false;
-};
-
-void AddModelOptions(CLI::App& app, Flags& flags) {
-  app.add_option("--model", flags.model, "Folder of a Hugging Face checkpoint, as downloaded")
-      ->group("Model");
-  app.add_option("--device", flags.device, "cpu, cuda, or cuda:N for the N-th visible GPU")
-      ->group("Model");
-  app.add_option("--load-format", flags.load_format,
-                 "checkpoint, or dummy: seeded random weights of the shapes in config.json")
-      ->group("Model");
-  app.add_option("--weights", flags.weights,
-                 "bf16 (as in the checkpoint), or int4: routed experts are quantised on load")
-      ->group("Model");
-  app.add_option("--compute-dtype", flags.compute_dtype,
-                 "auto, f32 or bf16 (CUDA); auto: bf16 on CUDA, f32 on the CPU device")
-      ->group("Model");
-  app.add_option("--vram-budget", flags.vram_budget,
-                 "All that the worker takes of device memory, such as 32GiB (required)")
-      ->group("Memory");
-  app.add_option("--host-budget", flags.host_budget,
-                 "All KV memory on the host; default: half of what cgroup and machine allow")
-      ->group("Memory");
-  app.add_option("--kv-dtype", flags.kv_dtype, "bf16 or f32")->group("Memory");
-  app.add_option("--max-context", flags.max_context,
-                 "Tokens of prompt and answer together; 0: the model's, cut to what fits")
-      ->group("Memory");
-  app.add_option("--ring-size", flags.ring_size,
-                 "Staging memory on the device; default: 256MiB, less on the CPU device")
-      ->group("Memory");
-  app.add_flag("--allow-pageable", flags.allow_pageable,
-               "Goes on, many times slower, where host memory cannot be page-locked (CUDA)")
-      ->group("Memory");
-  app.add_flag("--no-prefix-cache", flags.no_prefix_cache, "Keeps nothing for later requests")
-      ->group("Memory");
-  app.add_flag("--no-retention", flags.no_retention,
-               "Keeps no copies of spilled blocks in free device memory")
-      ->group("Memory");
-  app.add_option("--max-sequences", flags.max_sequences, "Requests computed at once")
-      ->group("Scheduling");
-  app.add_option("--max-queue", flags.max_queue, "Requests that may wait")->group("Scheduling");
-  app.add_option("--prefill-chunk", flags.prefill_chunk,
-                 "Prompt tokens per step; 0: 2048 on CUDA, 512 on the CPU device")
-      ->group("Scheduling");
-  app.add_option(
-         "--step-graphs", flags.step_graphs,
-         "CUDA: shapes of decode steps that are kept as graphs: batch sizes; with spilled KV "
-         "they count for three. 0: none")
-      ->group("Scheduling");
-  app.add_option("--request-time-limit", flags.request_time_limit,
-                 "A request that takes longer ends with TIME_LIMIT")
-      ->group("Scheduling");
-  app.add_option("--progress-interval", flags.progress_interval,
-                 "Between progress messages while a prompt is read")
-      ->group("Scheduling");
-}
-
-void AddSplitOptions(CLI::App& app, Flags& flags) {
-  app.add_option("--cut", flags.cut,
-                 "planned (reproducible) or meet (self-balancing within a step)")
-      ->group("Split");
-  app.add_option("--share-interval", flags.share_interval,
-                 "CPU shares that can be reached without moving a byte")
-      ->group("Split");
-  app.add_option("--workers", flags.workers,
-                 "Threads of the CPU's attention; 0: usable cores - 2, at least 1")
-      ->group("Split");
-  app.add_option("--device-threads", flags.device_threads,
-                 "Threads that stand in for the GPU on the CPU device; 0: all usable cores")
-      ->group("Split");
-  app.add_option("--link-gbps", flags.link_gbps,
-                 "Pace of the CPU device's simulated link in 10^9 bytes/s; 0: none")
-      ->group("Split");
-  app.add_option("--machine-profile", flags.machine_profile,
-                 "Rates to start with, instead of a measurement (a JSON file)")
-      ->group("Split");
-  app.add_option("--device-waits", flags.device_waits,
-                 "Who waits for the CPU's attention: auto, device, or host (for tools that "
-                 "serialise the GPU)")
-      ->group("Split");
-  app.add_flag("--force-simt", flags.force_simt,
-               "CUDA without tensor cores, as on GPUs before sm_80; for tests")
-      ->group("Split");
-  app.add_option("--wait-limit", flags.wait_limit,
-                 "A step that waits longer for one processor fails")
-      ->group("Split");
-}
-
-void AddServiceOptions(CLI::App& app, Flags& flags) {
-  app.add_option("--listen", flags.listen, "GenerationService: host:port or unix:path")
-      ->group("Service");
-  app.add_option("--control-listen", flags.control_listen,
-                 "WorkerControlService: host:port or unix:path; not for clients")
-      ->group("Service");
-  app.add_option("--metrics-listen", flags.metrics_listen,
-                 "Prometheus metrics: host:port; empty: none")
-      ->group("Service");
-  app.add_option("--metrics-compat", flags.metrics_compat,
-                 "none, or vllm: the common metrics under vLLM's names too")
-      ->group("Service");
-  app.add_option("--worker-id", flags.worker_id, "Default: host name and process id")
-      ->group("Service");
-  app.add_option("--max-request-size", flags.max_request_size, "Larger messages are refused")
-      ->group("Service");
-  app.add_option("--stream-buffer", flags.stream_buffer,
-                 "A client this far behind its stream loses it (SLOW_CONSUMER)")
-      ->group("Service");
-  app.add_option("--stream-stall-limit", flags.stream_stall_limit,
-                 "And is cut off if it has not read the rest by then")
-      ->group("Service");
-  app.add_option("--max-connection-age", flags.max_connection_age,
-                 "Then clients are asked to connect anew")
-      ->group("Service");
-  app.add_option("--max-connection-age-grace", flags.max_connection_age_grace,
-                 "And running calls on the old connection are cut after")
-      ->group("Service");
-  app.add_option("--drain-timeout", flags.drain_timeout,
-                 "How long SIGTERM waits for running requests; a second one waits no more")
-      ->group("Service");
-  app.add_option("--shutdown-grace", flags.shutdown_grace,
-                 "For clients to read the end of their streams")
-      ->group("Service");
-  app.add_option("--stall-limit", flags.stall_limit,
-                 "An engine silent for longer is reported as not serving; for five times as long, "
-                 "the worker exits")
-      ->group("Service");
-  app.add_option("--log-level", flags.log_level, "debug, info, warning or error")->group("Service");
-  app.add_flag("--plan-only", flags.plan_only, "Prints the memory plan and exits")
-      ->configurable(false)
-      ->group("Service");
-  app.add_flag("--print-config", flags.print_config,
-               "Prints the configuration, as --config reads it, and exits")
-      ->configurable(false)
-      ->group("Service");
-}
 
 // Prefixes an error with the flag it is about.
 template <typename T>
@@ -248,7 +67,7 @@ absl::Status CheckDistinct(std::initializer_list<std::pair<const char*, std::str
   return absl::OkStatus();
 }
 
-absl::Status CheckMemory(const Flags& flags, runtime::EngineOptions* engine) {
+absl::Status CheckMemory(const WorkerFlags& flags, runtime::EngineOptions* engine) {
   if (flags.vram_budget.empty()) {
     return absl::InvalidArgumentError(
         "--vram-budget is required: all that the worker may take of device memory, such as 32GiB");
@@ -297,7 +116,7 @@ absl::Status Choose(const char* flag, const std::string& word,
   return absl::InvalidArgumentError(absl::StrCat(flag, ": '", word, "' is none of ", known));
 }
 
-absl::Status CheckDevice(const Flags& flags, runtime::EngineOptions* engine) {
+absl::Status CheckDevice(const WorkerFlags& flags, runtime::EngineOptions* engine) {
   using runtime::ComputeDtype;
   using runtime::DeviceWaits;
   using runtime::LoadFormat;
@@ -338,7 +157,7 @@ absl::Status CheckDevice(const Flags& flags, runtime::EngineOptions* engine) {
   return absl::OkStatus();
 }
 
-absl::Status CheckEngine(const Flags& flags, runtime::EngineOptions* engine) {
+absl::Status CheckEngine(const WorkerFlags& flags, runtime::EngineOptions* engine) {
   if (flags.model.empty()) {
     return absl::InvalidArgumentError("--model is required: the folder of a checkpoint");
   }
@@ -387,7 +206,7 @@ absl::Status CheckEngine(const Flags& flags, runtime::EngineOptions* engine) {
               &engine->progress_interval);
 }
 
-absl::StatusOr<WorkerConfig> Check(const Flags& flags) {
+absl::StatusOr<WorkerConfig> Check(const WorkerFlags& flags) {
   WorkerConfig config;
   RETURN_IF_ERROR(CheckEngine(flags, &config.engine));
   RETURN_IF_ERROR(CheckAddress("--listen", flags.listen, true));
@@ -443,18 +262,18 @@ absl::StatusOr<WorkerConfig> Check(const Flags& flags) {
 
 ParsedConfig ParseWorkerConfig(std::vector<std::string> arguments) {
   constexpr int kUsageExitCode = 2;
-  Flags flags;
+  WorkerFlags flags;
   CLI::App app("Serves one model from one accelerator, with the KV cache spilled to host memory.",
                "writescope-worker");
   app.set_version_flag("--version", absl::StrCat("writescope-worker ", kVersion));
   app.option_defaults()->always_capture_default();
   app.config_formatter(std::make_shared<ConfigFile>());
-  app.set_config("--config", "", "Reads options from a file, as --print-config writes them");
+  app.set_config("--config", "", "Reads options from a file, as --print-config writes them")
+      ->check(ConfigFile::Check, "");
   // Otherwise a misspelt key of the file would be a setting that silently is not made.
   app.allow_config_extras(CLI::config_extras_mode::error);
-  AddModelOptions(app, flags);
-  AddSplitOptions(app, flags);
-  AddServiceOptions(app, flags);
+  AddWorkerOptions(app, flags);
+  CheckNumbers(app);
   ParsedConfig parsed;
   // CLI11 throws for errors and for --help alike, and takes the arguments from the back.
   try {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <istream>
+#include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -13,6 +14,10 @@ class ConfigFile : public CLI::ConfigBase {
  public:
   ConfigFile();
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;
+
+  // A validator of paths: empty, or why the file is not read. The library would wait for the writer
+  // of a FIFO, and take "key=" for a key that is not there.
+  static std::string Check(const std::string& path);
 };
 
 }  // namespace writescope::server

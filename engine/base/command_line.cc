@@ -26,11 +26,33 @@ std::vector<std::string> WithEmptyValues(const std::vector<std::string>& argumen
   return result;
 }
 
+namespace {
+
+// "0x10" and "010" would be 16 and 8 to CLI11.
+bool IsDecimal(const std::string& text) {
+  const size_t sign = text.starts_with('-') || text.starts_with('+') ? 1 : 0;
+  return text.size() == sign + 1 || text[sign] != '0';
+}
+
+}  // namespace
+
 std::string CheckUint64(const std::string& text) {
   uint64_t value = 0;
-  if (absl::SimpleAtoi(text, &value)) return "";
+  if (absl::SimpleAtoi(text, &value) && IsDecimal(text)) return "";
   return absl::StrCat("'", text, "' is not a whole number from 0 to ",
                       std::numeric_limits<uint64_t>::max());
+}
+
+std::string CheckInt64(const std::string& text) {
+  int64_t value = 0;
+  if (absl::SimpleAtoi(text, &value) && IsDecimal(text)) return "";
+  return absl::StrCat("'", text, "' is not a whole number");
+}
+
+std::string CheckDouble(const std::string& text) {
+  double value = 0;
+  if (absl::SimpleAtod(text, &value)) return "";
+  return absl::StrCat("'", text, "' is not a number");
 }
 
 }  // namespace writescope

@@ -10,8 +10,27 @@ namespace writescope {
 // next, and would swallow the argument behind it. What follows a lone "--" stays as it is.
 std::vector<std::string> WithEmptyValues(const std::vector<std::string>& arguments);
 
-// A validator of options of 64 bits: empty, or what is wrong with `text` as a decimal number that
-// fits uint64_t. CLI11 would make 2^64 - 1 of -1 and of whatever is too large.
+// Validators: empty, or what is wrong with `text`.
+//
+// A decimal number that fits uint64_t. CLI11 would make 2^64 - 1 of -1 and of whatever is too
+// large.
 std::string CheckUint64(const std::string& text);
+// A decimal number that fits int64_t. CLI11 would make 0 of an empty text and 8 of "010".
+std::string CheckInt64(const std::string& text);
+// A number. CLI11 would make 0 of an empty text.
+std::string CheckDouble(const std::string& text);
+
+// Has the options of a CLI::App and of its subcommands that take numbers check them so. Call it
+// when all options are there.
+template <typename App>
+void CheckNumbers(App& app) {
+  for (auto* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type == "UINT") option->check(CheckUint64, "");
+    if (type == "INT") option->check(CheckInt64, "");
+    if (type == "FLOAT") option->check(CheckDouble, "");
+  }
+  for (auto* subcommand : app.get_subcommands({})) CheckNumbers(*subcommand);
+}
 
 }  // namespace writescope

@@ -68,8 +68,7 @@ void AddSampling(CLI::App* app, SamplingFlags* flags) {
   app->add_option("--top-k", flags->top_k, "Only the k most likely tokens; 0 is all");
   app->add_option("--top-p", flags->top_p, "The smallest set of this probability");
   app->add_option("--min-p", flags->min_p, "Relative to the most likely token");
-  app->add_option("--seed", flags->seed, "The same seed gives the same tokens")
-      ->check(CLI::Validator(CheckUint64, ""));
+  app->add_option("--seed", flags->seed, "The same seed gives the same tokens");
   app->add_option("--repetition-penalty", flags->repetition_penalty, "Divides seen tokens' logits");
   app->add_option("--presence-penalty", flags->presence_penalty, "Subtracted once");
   app->add_option("--frequency-penalty", flags->frequency_penalty,
@@ -274,6 +273,7 @@ int Main(int argc, char** argv) {
   AddShare(app, &action);
   AddTokens(app, &action);
   AddPlan(app, &action);
+  CheckNumbers(app);
   // CLI11 throws for errors and for --help alike.
   try {
     std::vector<std::string> arguments = WithEmptyValues({argv + 1, argv + argc});

@@ -80,6 +80,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"qwen3", "mixtral", "deepseek-v2-lite"}));
   app.add_option("--link-gbps", flags.link_gbps, "CPU device: pace of its simulated link");
   app.add_option("--write-profile", flags.profile, "Writes the measured machine profile there");
+  CheckNumbers(app);
   // CLI11 throws for errors and for --help alike.
   try {
     std::vector<std::string> arguments = WithEmptyValues({argv + 1, argv + argc});

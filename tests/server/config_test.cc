@@ -2,11 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <fstream>
 #include <string>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/temp_dir.h"
 
 namespace writescope::server {
 namespace {
@@ -142,6 +146,11 @@ TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
     EXPECT_EQ(parsed.exit_code, 2) << c.flag;
     EXPECT_THAT(parsed.message, HasSubstr(c.expected)) << c.flag;
   }
+  for (const char* number : {"max-context", "step-graphs", "link-gbps"}) {
+    EXPECT_THAT(ParseWorkerConfig(With({absl::StrCat("--", number, "=")})).message,
+                HasSubstr("'' is not a"));
+  }
+  EXPECT_THAT(ParseWorkerConfig(With({"--max-queue=010"})).message, HasSubstr("'010' is not a"));
   EXPECT_THAT(ParseWorkerConfig({"--model=x"}).message, HasSubstr("--vram-budget is required"));
   EXPECT_THAT(ParseWorkerConfig({"--vram-budget=1GiB"}).message, HasSubstr("--model is required"));
 }
@@ -214,6 +223,35 @@ TEST(WorkerConfig, AFileWithAnUnknownKeyIsRefused) {
   EXPECT_FALSE(read.config.has_value());
   EXPECT_EQ(read.exit_code, 2);
   EXPECT_NE(read.message.find("max-sequencess"), std::string::npos) << read.message;
+}
+
+TEST(WorkerConfig, AKeyWithoutAValueIsRefused) {
+  const std::string path = ::testing::TempDir() + "/no_value.toml";
+  for (const std::string key : {"max-context", "metrics-listen", "no-retention"}) {
+    std::ofstream(path) << "model=\"m\"\nvram-budget=\"40MiB\"\n" << key << "=\n";
+    const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+    EXPECT_FALSE(read.config.has_value()) << key;
+    EXPECT_EQ(read.exit_code, 2);
+    EXPECT_THAT(read.message, HasSubstr("line 3: " + key + "= has no value"));
+  }
+  std::ofstream(path) << "model=\"m\"\nvram-budget=\"40MiB\"\nmetrics-listen=\"\"\n";
+  const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+  std::remove(path.c_str());
+  ASSERT_TRUE(read.config.has_value()) << read.message;
+  EXPECT_EQ(read.config->metrics_listen, "");
+}
+
+TEST(WorkerConfig, OnlyARegularFileIsRead) {
+  const testing_support::TempDir dir;
+  ASSERT_EQ(mkfifo(dir.File("fifo").c_str(), 0600), 0);
+  for (const std::string& path : {dir.File("fifo"), dir.path(), std::string("/dev/null")}) {
+    const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+    EXPECT_EQ(read.exit_code, 2) << path;
+    EXPECT_THAT(read.message, HasSubstr(path + " is not a regular file"));
+  }
+  EXPECT_THAT(ParseWorkerConfig({"--config=/no/such/file"}).message,
+              HasSubstr("cannot open /no/such/file"));
+  EXPECT_THAT(ParseWorkerConfig(With({"--config="})).message, HasSubstr("--config"));
 }
 
 }  // namespace

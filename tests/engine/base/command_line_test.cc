@@ -22,9 +22,21 @@ TEST(CommandLineTest, EverythingElseStays) {
 
 TEST(CommandLineTest, NumbersOf64Bits) {
   for (const char* text : {"0", "7", "18446744073709551615"}) EXPECT_EQ(CheckUint64(text), "");
-  for (const char* text : {"-1", "18446744073709551616", "1.5", "0x7", "", "many"}) {
+  for (const char* text : {"-1", "18446744073709551616", "1.5", "0x7", "010", "", "many"}) {
     EXPECT_EQ(CheckUint64(text),
               "'" + std::string(text) + "' is not a whole number from 0 to 18446744073709551615");
+  }
+}
+
+TEST(CommandLineTest, WholeNumbersAndOthers) {
+  for (const char* text : {"0", "-7", "100", "9223372036854775807"})
+    EXPECT_EQ(CheckInt64(text), "");
+  for (const char* text : {"", "-", "010", "-010", "0x10", "1e3", "9223372036854775808"}) {
+    EXPECT_EQ(CheckInt64(text), "'" + std::string(text) + "' is not a whole number");
+  }
+  for (const char* text : {"0", "-0.5", "1e-3", ".5", "inf"}) EXPECT_EQ(CheckDouble(text), "");
+  for (const char* text : {"", "x", "0.5x"}) {
+    EXPECT_EQ(CheckDouble(text), "'" + std::string(text) + "' is not a number");
   }
 }
 
