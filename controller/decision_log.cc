@@ -1,5 +1,9 @@
 #include "controller/decision_log.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -246,10 +250,23 @@ absl::StatusOr<std::unique_ptr<DecisionLog>> DecisionLog::Create(const std::stri
 }
 
 absl::Status DecisionLog::Open() {
-  file_.reset(std::fopen(path_.c_str(), "ae"));
-  if (file_ == nullptr) {
+  // Without O_NONBLOCK a FIFO would hold the control loop up until somebody reads it.
+  const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
+  if (fd < 0) {
     return absl::UnavailableError(
         absl::StrCat("decision log ", path_, " cannot be opened: ", std::strerror(errno)));
+  }
+  struct stat info = {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    close(fd);
+    return absl::UnavailableError(absl::StrCat(
+        "decision log ", path_, " is not a regular file, which it has to be to start anew"));
+  }
+  file_.reset(fdopen(fd, "a"));
+  if (file_ == nullptr) {
+    close(fd);
+    return absl::UnavailableError(
+        absl::StrCat("decision log ", path_, " cannot be written to: ", std::strerror(errno)));
   }
   std::fseek(file_.get(), 0, SEEK_END);
   size_bytes_ = std::max<int64_t>(std::ftell(file_.get()), 0);

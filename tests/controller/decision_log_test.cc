@@ -1,8 +1,11 @@
 // The decision log, and its replay.
 #include "controller/decision_log.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -146,6 +149,18 @@ std::string WobblingLog() {
     absl::StrAppend(&log, DecisionToJson(record), "\n");
   }
   return log;
+}
+
+TEST_F(DecisionLogTest, OnlyARegularFileIsWritten) {
+  ASSERT_EQ(mkfifo(Path().c_str(), 0600), 0);
+  // Without a reader it cannot be opened, with one it is refused.
+  EXPECT_THAT(DecisionLog::Create(Path(), 1000).status().message(), HasSubstr("cannot be opened"));
+  const int reader = open(Path().c_str(), O_RDONLY | O_NONBLOCK);
+  EXPECT_THAT(DecisionLog::Create(Path(), 1000).status().message(),
+              HasSubstr("not a regular file"));
+  close(reader);
+  EXPECT_THAT(DecisionLog::Create("/dev/null", 1000).status().message(),
+              HasSubstr("not a regular file"));
 }
 
 int Pushes(const Replay& replay, bool logged) {
