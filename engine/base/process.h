@@ -13,7 +13,10 @@ namespace writescope {
 //
 // Raises the limit of open descriptors to the hard one. Sessions and services often start at 1024,
 // and gRPC's listener stops taking connections for ever once a single accept has failed for want of
-// a descriptor. A hard limit below kFewDescriptors is logged as a warning.
+// a descriptor. A hard limit below kFewDescriptors is logged as a warning, and so is any limit of
+// addresses (ulimit -v): gRPC aborts where it cannot start a thread.
+//
+// An exception that nobody catches is logged before it ends the process.
 void PrepareProcess();
 
 // Each connection takes one; a worker with nobody connected has about 60.

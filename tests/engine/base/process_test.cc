@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
+#include <stdexcept>
+#include <thread>
 
 namespace writescope {
 namespace {
@@ -34,6 +37,18 @@ int RunWithFewDescriptors() {
   return 0;
 }
 
+int RunWithFewAddresses() {
+  const rlimit addresses = {rlim_t{1} << 40, rlim_t{1} << 40};
+  setrlimit(RLIMIT_AS, &addresses);
+  PrepareProcess();
+  return 0;
+}
+
+void ThrowPrepared() {
+  PrepareProcess();
+  std::thread([] { throw std::runtime_error("out of luck"); }).join();
+}
+
 // Writes a byte into a pipe without a reader, and one behind the limit of a file's size.
 int WriteInVain() {
   PrepareProcess();
@@ -57,6 +72,15 @@ TEST(ProcessDeathTest, WritesThatFailEndNothing) {
 TEST(ProcessDeathTest, AHardLimitThatIsSmallIsSaid) {
   EXPECT_EXIT(std::_Exit(RunWithFewDescriptors()), testing::ExitedWithCode(0),
               "few descriptors.*limit=100");
+}
+
+TEST(ProcessDeathTest, ALimitOfAddressesIsSaid) {
+  EXPECT_EXIT(std::_Exit(RunWithFewAddresses()), testing::ExitedWithCode(0),
+              "addresses are limited.*limit_bytes=1099511627776");
+}
+
+TEST(ProcessDeathTest, AnExceptionIsLoggedBeforeItEndsTheProcess) {
+  EXPECT_EXIT(ThrowPrepared(), testing::KilledBySignal(SIGABRT), "error=\"out of luck\"");
 }
 
 TEST(ProcessDeathTest, StandardStreamsAreOpenAndDescriptorsAreMany) {
