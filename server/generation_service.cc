@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/utf8.h"
@@ -49,7 +50,8 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
         active_(std::move(active)) {
     const auto deadline = context->deadline();
     if (deadline != std::chrono::system_clock::time_point::max()) {
-      deadline_ = absl::FromChrono(deadline);
+      // By the engine's clock, which nobody sets.
+      deadline_ = Clock::Real().Now() + (absl::FromChrono(deadline) - absl::Now());
     }
     active_->fetch_add(1);
   }
@@ -135,7 +137,7 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
       submitted = submitted_;
     }
     if (submitted.has_value()) submitted->engine->Cancel(submitted->id);
-    const bool late = absl::Now() >= deadline_;
+    const bool late = Clock::Real().Now() >= deadline_;
     Over(late ? runtime::WithReason(absl::DeadlineExceededError("the request's deadline passed"),
                                     "DEADLINE_EXCEEDED")
               : runtime::WithReason(absl::CancelledError("the client is gone"), "CANCELLED"),
@@ -163,7 +165,7 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
          {"prompt_tokens", usage.prompt_tokens},
          {"cached_tokens", usage.cached_prompt_tokens},
          {"generated_tokens", usage.generated_tokens},
-         {"seconds", absl::ToDoubleSeconds(absl::Now() - start_)},
+         {"seconds", absl::ToDoubleSeconds(Clock::Real().Now() - start_)},
          {"message", final_status.error_message()}});
   }
 
@@ -172,7 +174,7 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
   WorkerMetrics* const metrics_;
   const std::shared_ptr<std::atomic<int>> active_;
   absl::Time deadline_ = absl::InfiniteFuture();
-  const absl::Time start_ = absl::Now();
+  const absl::Time start_ = Clock::Real().Now();
 
   struct Submitted {
     runtime::Engine* engine;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/process.h"
 #include "engine/runtime/engine.h"
@@ -53,8 +53,10 @@ void CatchStopSignals() {
 
 // Whether a signal to stop came in, waiting for it at most this long.
 bool StopSignalWithin(absl::Duration duration) {
-  const timespec until = absl::ToTimespec(absl::Now() + duration);
-  while (sem_clockwait(&stop_signals, CLOCK_REALTIME, &until) != 0) {
+  timespec until = {};
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until = absl::ToTimespec(absl::DurationFromTimespec(until) + duration);
+  while (sem_clockwait(&stop_signals, CLOCK_MONOTONIC, &until) != 0) {
     if (errno != EINTR) return false;
   }
   return true;
@@ -86,7 +88,7 @@ absl::Status LoadInterruptibly(Worker& worker) {
 int Serve(Worker& worker) {
   int exit_code = kExitOk;
   while (!StopSignalWithin(absl::Milliseconds(500))) {
-    const absl::Status status = worker.CheckEngine(absl::Now());
+    const absl::Status status = worker.CheckEngine(Clock::Real().Now());
     if (status.ok()) continue;
     Log(LogLevel::kError, "giving up", {{"error", status.ToString()}});
     if (absl::IsDeadlineExceeded(status)) _exit(kExitEngineStuck);
@@ -123,7 +125,7 @@ int Main(int argc, char** argv) {
               worker.generation_address().c_str(), worker.control_address().c_str(),
               worker.metrics_address().c_str());
   std::fflush(stdout);
-  const absl::Time start = absl::Now();
+  const absl::Time start = Clock::Real().Now();
   if (const absl::Status status = LoadInterruptibly(worker); !status.ok()) {
     return FailedStart(status);
   }
@@ -133,7 +135,7 @@ int Main(int argc, char** argv) {
       {{"version", kVersion},
        {"model", config.engine.model_dir},
        {"generation", worker.generation_address()},
-       {"load_seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+       {"load_seconds", absl::ToDoubleSeconds(Clock::Real().Now() - start)}});
   return Serve(worker);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/base/clock.h"
 #include "grpcpp/server_context.h"
 #include "server/wire.h"
 
@@ -55,7 +56,7 @@ void StreamPump::Loop() {
       stream->ClearScheduled();  // Before the look: what comes in now is scheduled anew.
       stream->StartNext();
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = Clock::Real().Now();
     std::erase_if(watched, [now](const std::weak_ptr<QueuedStream>& weak) {
       const std::shared_ptr<QueuedStream> stream = weak.lock();
       return stream == nullptr || stream->CutOffIfStalled(now);
@@ -117,7 +118,7 @@ bool QueuedStream::EndWith(grpc::Status status, bool forget_queue) {
     absl::MutexLock lock(&mutex_);
     if (end_.has_value()) return false;
     end_ = std::move(status);
-    ended_at_ = absl::Now();
+    ended_at_ = Clock::Real().Now();
     if (forget_queue) {
       queue_.clear();
       queued_bytes_ = 0;

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "server/version.h"
@@ -144,15 +145,15 @@ void Worker::Drain(const std::function<bool()>& keep_waiting) {
     Log(LogLevel::kInfo, "draining",
         {{"calls", generation_->active_calls()},
          {"timeout_seconds", absl::ToDoubleSeconds(config_.drain_timeout)}});
-    const absl::Time end = absl::Now() + config_.drain_timeout;
-    while (!failed && absl::Now() < end && keep_waiting()) {
+    const absl::Time end = Clock::Real().Now() + config_.drain_timeout;
+    while (!failed && Clock::Real().Now() < end && keep_waiting()) {
       if (engine_->AwaitIdle(kDrainPoll)) break;
     }
     engine_->Stop();  // What is left ends UNAVAILABLE.
   }
   // Clients read the end of their streams.
-  const absl::Time end = absl::Now() + config_.shutdown_grace;
-  while (generation_->active_calls() > 0 && absl::Now() < end)
+  const absl::Time end = Clock::Real().Now() + config_.shutdown_grace;
+  while (generation_->active_calls() > 0 && Clock::Real().Now() < end)
     absl::SleepFor(absl::Milliseconds(10));
   // Second phase: the ports close.
   control_->CloseWatchers();

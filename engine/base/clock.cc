@@ -1,5 +1,7 @@
 #include "engine/base/clock.h"
 
+#include <chrono>
+
 #include "absl/time/clock.h"
 
 namespace writescope {
@@ -7,8 +9,14 @@ namespace {
 
 class RealClock final : public Clock {
  public:
-  absl::Time Now() override { return absl::Now(); }
+  absl::Time Now() override {
+    return start_ + absl::FromChrono(std::chrono::steady_clock::now() - steady_start_);
+  }
   void SleepFor(absl::Duration duration) override { absl::SleepFor(duration); }
+
+ private:
+  const absl::Time start_ = absl::Now();
+  const std::chrono::steady_clock::time_point steady_start_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace

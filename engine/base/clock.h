@@ -14,7 +14,8 @@ class Clock {
   virtual absl::Time Now() = 0;
   virtual void SleepFor(absl::Duration duration) = 0;
 
-  // The machine's clock; lives for ever.
+  // The wall clock's time at the first call and what has passed since then, so that setting the
+  // clock ends no lease and no request, and makes nobody wait. Lives for ever.
   static Clock& Real();
 };
 

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
+#include "engine/base/clock.h"
 #include "engine/base/cpu_features.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
@@ -154,9 +155,9 @@ class EngineImpl final : public Engine {
     const uint64_t seed = request.sampling.seed.value_or(seeds_());
     auto control = std::make_shared<RequestControl>();
     const std::string name = request.request_id;
-    auto active =
-        std::make_unique<ActiveRequest>(id, std::move(request), std::move(prompt), seed, model_,
-                                        tokenizer_.get(), std::move(sink), control, absl::Now());
+    auto active = std::make_unique<ActiveRequest>(id, std::move(request), std::move(prompt), seed,
+                                                  model_, tokenizer_.get(), std::move(sink),
+                                                  control, Clock::Real().Now());
     in_flight_[id] = {name, control};
     by_name_[name] = id;
     if (!loop_->Post(active)) {
@@ -173,7 +174,7 @@ class EngineImpl final : public Engine {
       const auto found = in_flight_.find(id);
       if (found == in_flight_.end()) return;
       RequestControl& control = *found->second.control;
-      control.AskEnd(control.cancelled, absl::Now());
+      control.AskEnd(control.cancelled, Clock::Real().Now());
     }
     loop_->Wake();
   }
@@ -184,7 +185,7 @@ class EngineImpl final : public Engine {
       const auto id = by_name_.find(std::string(request_id));
       if (id == by_name_.end()) return false;
       RequestControl& control = *in_flight_.at(id->second).control;
-      control.AskEnd(control.aborted, absl::Now());
+      control.AskEnd(control.aborted, Clock::Real().Now());
     }
     loop_->Wake();
     return true;
