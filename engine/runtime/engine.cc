@@ -107,6 +107,7 @@ class EngineImpl final : public Engine {
         tokenizer::Tokenizer::Load(options.model_dir);
     if (tokenizer.ok()) {
       tokenizer_ = *std::move(tokenizer);
+      WarnOfTokensWithoutRows();
     } else if (absl::IsNotFound(tokenizer.status())) {
       Log(LogLevel::kWarning, "no tokenizer; prompts and answers are token ids",
           {{"model", options.model_dir}});
@@ -205,6 +206,7 @@ class EngineImpl final : public Engine {
       const bool utf8 = absl::StrContains(ids.status().message(), "UTF-8");
       return WithReason(ids.status(), utf8 ? "INVALID_UTF8" : "INVALID_PARAMETER");
     }
+    RETURN_IF_ERROR(CheckRows(*ids));
     return ids;
   }
 
@@ -261,6 +263,28 @@ class EngineImpl final : public Engine {
   absl::Status CheckTokenizer(absl::StatusCode code) const {
     if (tokenizer_ != nullptr) return absl::OkStatus();
     return WithReason(absl::Status(code, "this checkpoint has no tokenizer"), "NO_TOKENIZER");
+  }
+
+  // Tokens added to a vocabulary after training, such as one for padding. Such a model serves all
+  // other text.
+  void WarnOfTokensWithoutRows() const {
+    const int model_ids = loaded_.config.vocab_size;
+    if (tokenizer_->vocab_size() <= model_ids) return;
+    Log(LogLevel::kWarning,
+        "the tokenizer has ids that the model has no embedding for; text with such a token will be "
+        "refused",
+        {{"tokenizer_ids", tokenizer_->vocab_size()},
+         {"model_vocab_size", model_ids},
+         {"first_token", std::string(tokenizer_->TokenBytes(model_ids))}});
+  }
+
+  absl::Status CheckRows(const std::vector<TokenId>& text_ids) const {
+    for (size_t i = 0; i < text_ids.size(); ++i) {
+      const TokenId id = text_ids[i];
+      if (id < model_.vocab_size) continue;
+      return InvalidTokenId(id, i, model_.vocab_size, "prompt", tokenizer_->TokenBytes(id));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status CheckOpen(const std::string& request_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 #include "engine/runtime/error_reason.h"
@@ -144,10 +145,13 @@ absl::Status ValidateLength(int64_t prompt_tokens, const GenerateRequest& reques
   return WithMetadata(std::move(status), "max_context_tokens", model.max_context_tokens);
 }
 
-absl::Status InvalidTokenId(TokenId id, size_t position, int vocab_size, std::string_view field) {
+absl::Status InvalidTokenId(TokenId id, size_t position, int vocab_size, std::string_view field,
+                            std::string_view bytes) {
+  const std::string spelling =
+      bytes.empty() ? "" : absl::StrCat(" (\"", absl::Utf8SafeCEscape(std::string(bytes)), "\")");
   absl::Status status = WithReason(
-      absl::InvalidArgumentError(absl::StrCat("token id ", id, " at position ", position,
-                                              " is not in the vocabulary of ", vocab_size)),
+      absl::InvalidArgumentError(absl::StrCat("token id ", id, spelling, " at position ", position,
+                                              " is not in the model's vocabulary of ", vocab_size)),
       "INVALID_TOKEN_ID");
   status = WithMetadata(std::move(status), "field", field);
   status = WithMetadata(std::move(status), "value", id);

@@ -23,7 +23,9 @@ absl::Status ValidatePrompt(const std::vector<TokenId>& tokens, const GenerateRe
 absl::Status ValidateLength(int64_t prompt_tokens, const GenerateRequest& request,
                             const ModelInfo& model);
 
-// The error for an id outside the vocabulary, in the API's field of this path.
-absl::Status InvalidTokenId(TokenId id, size_t position, int vocab_size, std::string_view field);
+// The error for an id outside the model's vocabulary, in the API's field of this path. `bytes` are
+// the token's where the id comes from text: the tokenizer's vocabulary is the larger one.
+absl::Status InvalidTokenId(TokenId id, size_t position, int vocab_size, std::string_view field,
+                            std::string_view bytes = "");
 
 }  // namespace writescope::runtime

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -11,8 +13,10 @@
 #include <vector>
 
 #include "engine/runtime/error_reason.h"
+#include "nlohmann/json.hpp"
 #include "tests/support/collect_sink.h"
 #include "tests/support/demo_prompt.h"
+#include "tests/support/temp_dir.h"
 
 namespace writescope::runtime {
 namespace {
@@ -455,6 +459,28 @@ TEST(EngineTest, APassedDeadlineAndADrainAreAnswered) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrorReason(refused.status()), "DRAINING");
   EXPECT_TRUE(engine->AwaitIdle(absl::Seconds(5)));
+}
+
+TEST(EngineTest, TextWithATokenThatTheModelLacksIsRefused) {
+  const testing_support::TempDir dir;
+  for (const char* file : {"config.json", "model.safetensors", "tokenizer_config.json"}) {
+    std::filesystem::create_symlink(kDemo + "/" + file, dir.File(file));
+  }
+  auto tokenizer = nlohmann::json::parse(testing::ReadText(kDemo + "/tokenizer.json"));
+  EngineOptions options = DemoOptions();
+  const int vocab = MakeEngine(options)->model().vocab_size;
+  tokenizer["added_tokens"].push_back({{"id", vocab}, {"content", "<pad>"}, {"special", true}});
+  std::ofstream(dir.File("tokenizer.json")) << tokenizer;
+  options.model_dir = dir.path();
+  const auto engine = MakeEngine(options);
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = TextRequest("a<pad>", 1);
+  std::get<std::vector<PromptSegment>>(request.prompt)[0].allow_special = true;
+  const auto refused = engine->Submit(request, std::make_shared<CollectSink>());
+  EXPECT_EQ(ErrorReason(refused.status()), "INVALID_TOKEN_ID");
+  EXPECT_NE(refused.status().message().find("(\"<pad>\")"), std::string::npos) << refused.status();
+  EXPECT_FALSE(engine->Tokenize({{.text = "<pad>", .allow_special = true}}, false).ok());
+  EXPECT_TRUE(RunToEnd(*engine, TextRequest("a<pad>", 1))->status().ok());  // Spelled out.
 }
 
 }  // namespace
