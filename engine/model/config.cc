@@ -9,6 +9,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/model/config_limits.h"
 #include "engine/model/deepseek_v2.h"
+#include "engine/model/grouped_query_config.h"
 #include "engine/model/json_reader.h"
 #include "engine/model/mixtral.h"
 #include "engine/model/qwen3_moe.h"
@@ -267,6 +268,16 @@ absl::Status ReadRope(const JsonObject& json, ModelConfig& config) {
   return CheckTheta(json, rope);
 }
 
+// Yarn makes a model for longer texts whether max_position_embeddings says so or not: the makers of
+// Qwen3 leave it as it was.
+void StretchContext(ModelConfig& config) {
+  if (config.rope.kind != RopeConfig::Kind::kYarn) return;
+  const double stretched = config.rope.factor * config.rope.original_max_positions;
+  config.max_position_embeddings =
+      std::max(config.max_position_embeddings,
+               static_cast<int>(std::min<double>(stretched, kPositionsRange.max)));
+}
+
 absl::Status AddEosIds(const JsonObject& json, ModelConfig& config) {
   ASSIGN_OR_RETURN(const std::vector<int> ids,
                    json.IntList("eos_token_id", {0, config.vocab_size - 1}));
@@ -351,6 +362,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
       break;
   }
   RETURN_IF_ERROR(ReadRope(json, config));
+  StretchContext(config);
+  if (!config.mla) RETURN_IF_ERROR(RefuseSlidingWindow(json, config));
   config.softmax_scale = SoftmaxScale(config);
   RETURN_IF_ERROR(ReadTokens(json, generation_config_json, config));
   RETURN_IF_ERROR(CheckWhole(json, config));

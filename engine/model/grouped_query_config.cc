@@ -1,10 +1,17 @@
 #include "engine/model/grouped_query_config.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 #include "engine/model/config_limits.h"
 
 namespace writescope::model {
+namespace {
+
+constexpr int kQwenDefaultWindow = 4096;
+
+}  // namespace
 
 absl::Status ReadGroupedQueryConfig(const JsonObject& json, ModelConfig& config) {
   ASSIGN_OR_RETURN(config.num_kv_heads,
@@ -33,13 +40,19 @@ absl::Status ReadGroupedQueryConfig(const JsonObject& json, ModelConfig& config)
   return absl::OkStatus();
 }
 
-absl::Status RefuseSlidingWindow(const JsonObject& json, int window_tokens,
-                                 const ModelConfig& config) {
-  if (window_tokens >= config.max_position_embeddings) return absl::OkStatus();
+absl::Status RefuseSlidingWindow(const JsonObject& json, const ModelConfig& config) {
+  ASSIGN_OR_RETURN(std::optional<int> window_tokens,
+                   json.OptionalInt({"sliding_window"}, kPositionsRange));
+  if (config.family == Family::kQwen3Moe) {
+    ASSIGN_OR_RETURN(const bool switched_on, json.BoolOr({"use_sliding_window"}, false));
+    if (!switched_on) return absl::OkStatus();
+    window_tokens = window_tokens.value_or(kQwenDefaultWindow);
+  }
+  if (!window_tokens || *window_tokens >= config.max_position_embeddings) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
-      json.FieldPath("sliding_window"), " is ", window_tokens, ", below max_position_embeddings, ",
+      json.FieldPath("sliding_window"), " is ", *window_tokens, ", below the context of ",
       config.max_position_embeddings,
-      "; attention within a window is not implemented. If the model was trained with full "
+      " tokens; attention within a window is not implemented. If the model was trained with full "
       "attention, set it to null"));
 }
 

@@ -10,8 +10,8 @@ namespace writescope::model {
 // head_dim and num_kv_heads: as written, else hidden_size / num_heads and num_heads.
 absl::Status ReadGroupedQueryConfig(const JsonObject& json, ModelConfig& config);
 
-// Unimplemented if a window of so many tokens would ever hide a token.
-absl::Status RefuseSlidingWindow(const JsonObject& json, int window_tokens,
-                                 const ModelConfig& config);
+// Unimplemented if the window of Mixtral or Qwen3 would hide a token within the context that
+// `config` allows.
+absl::Status RefuseSlidingWindow(const JsonObject& json, const ModelConfig& config);
 
 }  // namespace writescope::model

@@ -10,9 +10,6 @@ namespace writescope::model {
 absl::Status ReadMixtralConfig(const JsonObject& json, ModelConfig& config) {
   RETURN_IF_ERROR(ReadGroupedQueryConfig(json, config));
   ASSIGN_OR_RETURN(config.rms_eps, json.PositiveDoubleOr({"rms_norm_eps"}, 1e-5));
-  ASSIGN_OR_RETURN(const std::optional<int> window,
-                   json.OptionalInt({"sliding_window"}, kPositionsRange));
-  if (window) RETURN_IF_ERROR(RefuseSlidingWindow(json, *window, config));
 
   MoeConfig& moe = config.moe;
   ASSIGN_OR_RETURN(moe.num_experts, json.Int({"num_local_experts", "num_experts"}, kExpertsRange));

@@ -12,11 +12,6 @@ absl::Status ReadQwen3MoeConfig(const JsonObject& json, ModelConfig& config) {
   RETURN_IF_ERROR(ReadGroupedQueryConfig(json, config));
   config.qk_norm = true;
   ASSIGN_OR_RETURN(config.rms_eps, json.PositiveDoubleOr({"rms_norm_eps"}, 1e-6));
-  ASSIGN_OR_RETURN(const bool use_window, json.BoolOr({"use_sliding_window"}, false));
-  if (use_window) {
-    ASSIGN_OR_RETURN(const int window, json.IntOr({"sliding_window"}, 4096, kPositionsRange));
-    RETURN_IF_ERROR(RefuseSlidingWindow(json, window, config));
-  }
 
   MoeConfig& moe = config.moe;
   ASSIGN_OR_RETURN(moe.num_experts, json.Int({"num_experts", "num_local_experts"}, kExpertsRange));

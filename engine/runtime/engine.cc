@@ -62,6 +62,10 @@ absl::StatusOr<LoadedModel> LoadAndPlan(const EngineOptions& options) {
   const int64_t weight_bytes =
       model::DeviceWeights::Bytes(config, weights, footprint, ExpertFormat(options));
   ASSIGN_OR_RETURN(SizedPlan sized, PlanEngineMemory(options, config, weight_bytes, footprint));
+  if (options.max_context_tokens > config.max_position_embeddings) {
+    Log(LogLevel::kWarning, "the context asked for is longer than the model's, which is taken",
+        {{"asked", options.max_context_tokens}, {"model", config.max_position_embeddings}});
+  }
   return LoadedModel{std::move(config), std::move(weights), std::move(sized)};
 }
 

@@ -306,17 +306,20 @@ TEST(ModelConfig, YarnOfQwen) {
         {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}}}});
   EXPECT_EQ(config.rope.kind, RopeConfig::Kind::kYarn);
   EXPECT_NEAR(config.rope.attention_factor, 1.1386294361, 1e-9);
+  EXPECT_EQ(config.max_position_embeddings, 131072);    // Though the file says 40960.
   EXPECT_FLOAT_EQ(config.softmax_scale, 0.088388348f);  // Only latent attention squares it in.
   const ModelConfig stated = MustParseEdited(
       "qwen3-30b-a3b",
       {{"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}, {"attention_factor", 1.5}}}});
   EXPECT_EQ(stated.rope.attention_factor, 1.5);
   EXPECT_EQ(stated.rope.original_max_positions, 40960);
+  EXPECT_EQ(stated.max_position_embeddings, 4 * 40960);
   // Without a factor it is the ratio of the two context lengths.
   const ModelConfig ratio = MustParseEdited(
       "qwen3-30b-a3b",
       {{"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 10240}}}});
   EXPECT_EQ(ratio.rope.factor, 4);
+  EXPECT_EQ(ratio.max_position_embeddings, 40960);
 }
 
 // As checkpoints have it that newer tools saved again.
