@@ -113,7 +113,10 @@ absl::Status Check(const Flags& flags, Config& config) {
   config.worker_address = flags.worker;
   config.metrics_listen = flags.metrics_listen;
   config.decision_log = flags.decision_log;
-  if (flags.worker.empty()) return absl::InvalidArgumentError("--worker is empty");
+  if (flags.worker.find(':') == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--worker is \"", flags.worker, "\", not host:port or unix:path"));
+  }
   if (flags.metrics_listen.find(':') == std::string::npos) {
     return absl::InvalidArgumentError(
         absl::StrCat("--metrics-listen is \"", flags.metrics_listen, "\", not host:port"));

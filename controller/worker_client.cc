@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "writescope/v1/control.grpc.pb.h"
 
@@ -148,6 +149,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcWorkerClientOptions& option
   return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), args);
 }
 
+constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
+
 }  // namespace
 
 class GrpcWorkerClient::Impl {
@@ -209,12 +212,16 @@ class GrpcWorkerClient::Impl {
   }
 
   bool WaitForConnection() {
+    absl::Time next_warning = Clock::Real().Now() + options_.warn_after;
     // Short waits, so that a stop is seen; the channel paces its own attempts.
     while (!stopped()) {
       if (channel_->WaitForConnected(std::chrono::system_clock::now() +
                                      std::chrono::milliseconds(100))) {
         return true;
       }
+      if (Clock::Real().Now() < next_warning) continue;
+      Log(LogLevel::kWarning, "no worker answers", {{"address", options_.address}});
+      next_warning += kBetweenWarnings;
     }
     return false;
   }

@@ -18,6 +18,8 @@ struct GrpcWorkerClientOptions {
   // Between attempts to connect or to open the stream: doubles from the first to the last.
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
+  // Without a connection for so long a warning is logged, and once a minute from then on.
+  absl::Duration warn_after = absl::Seconds(5);
   // Pings on a silent stream, so that a worker whose machine is gone is noticed. Workers accept one
   // every 5 s.
   absl::Duration keepalive_interval = absl::Seconds(20);

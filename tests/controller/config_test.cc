@@ -69,6 +69,8 @@ TEST(ConfigTest, MistakesAreNamed) {
   EXPECT_THAT(message({"--log-level=loud"}), HasSubstr("--log-level is \"loud\""));
   EXPECT_THAT(message({"--metrics-listen=9465"}), HasSubstr("not host:port"));
   EXPECT_THAT(message({"--nonsense"}), HasSubstr("--nonsense"));
+  EXPECT_THAT(message({"--worker=somewhere"}), HasSubstr("not host:port or unix:path"));
+  EXPECT_THAT(message({"--guard="}), HasSubstr("--guard: '' is not a number"));
   EXPECT_THAT(message({"--decision-log-mib=0"}), HasSubstr("--decision-log-mib is 0"));
 }
 

@@ -259,6 +259,20 @@ TEST(WorkerClientTest, SendsUpdatesAndReadsOutcomes) {
   EXPECT_EQ(refused.message(), "SetCpuShare: share nan");
 }
 
+TEST(WorkerClientTest, SaysThatNoWorkerAnswers) {
+  GrpcWorkerClientOptions options = Options("127.0.0.1:1");
+  options.warn_after = absl::Milliseconds(150);
+  ::testing::internal::CaptureStderr();
+  {
+    const GrpcWorkerClient client(options);
+    absl::SleepFor(absl::Milliseconds(800));
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const std::string line = "no worker answers address=127.0.0.1:1\n";
+  EXPECT_NE(log.find(line), std::string::npos) << log;
+  EXPECT_EQ(log.find(line), log.rfind(line)) << log;
+}
+
 TEST(WorkerClientTest, StartsWithoutAWorkerAndConnectsLater) {
   int port = 0;
   { port = Server().port; }
