@@ -56,7 +56,8 @@ void WorkerMetrics::MakeRequestMetrics() {
   }
   running_ = &registry_.Gauge("requests_running", "Requests that are being computed.");
   waiting_ = &registry_.Gauge("requests_waiting", "Requests in the queue.");
-  prompt_tokens_ = &registry_.Counter("prompt_tokens_total", "Prompt tokens of admitted requests.");
+  prompt_tokens_ = &registry_.Counter(
+      "prompt_tokens_total", "Prompt tokens read, those found in the prefix cache among them.");
   generation_tokens_ = &registry_.Counter("generation_tokens_total", "Tokens generated.");
   prefix_query_tokens_ = &registry_.Counter("prefix_query_tokens_total",
                                             "Prompt tokens looked up in the prefix cache.");
@@ -217,7 +218,8 @@ void WorkerMetrics::CountStep(const runtime::StepStats& stats) {
 void WorkerMetrics::CountRequestTimes(const runtime::RequestTimes& times) {
   queue_time_->Observe(times.queue_seconds);
   latency_->Observe(times.total_seconds);
-  if (times.usage.prompt_tokens > 0) prefill_time_->Observe(times.prefill_seconds);
+  // Of a request that ended in the queue it is 0.
+  if (times.prefill_seconds > 0) prefill_time_->Observe(times.prefill_seconds);
   if (times.first_token_seconds >= 0) {
     first_token_->Observe(times.first_token_seconds);
     decode_time_->Observe(times.decode_seconds);

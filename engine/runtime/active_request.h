@@ -88,6 +88,9 @@ class ActiveRequest {
   bool paused = false;
   bool matched_prefix = false;
   absl::Time prefill_started_at = absl::InfinitePast();
+  // In the engine's totals already.
+  int64_t counted_prompt_tokens = 0;
+  int64_t counted_generated_tokens = 0;
 
  private:
   void Send(GenerateEvent event);

@@ -9,9 +9,9 @@
 namespace writescope::runtime {
 namespace {
 
-// A longer lease would outlive any controller's death by too much.
 // Nobody could follow a generation near the end of the range. Clocks in nanoseconds may count them.
 constexpr int64_t kMaxGenerationStep = int64_t{1} << 61;
+// A longer lease would outlive any controller's death by too much.
 constexpr absl::Duration kMaxLease = absl::Hours(24);
 // A person's word goes before that of any controller, which then stands by until the lease ends.
 constexpr char kOperatorPrefix[] = "operator:";

@@ -258,6 +258,7 @@ void StepLoop::FinishEnded() {
 
 void StepLoop::End(ActiveRequest& request, const absl::Status& status) {
   PlacementReport placement = request.placement();
+  CountTokens(request);
   if (request.slot >= 0 && runner_.Ok()) {
     const kvcache::SequencePlacement bytes = runner_.cache().Placement(request.slot);
     placement.device_bytes = bytes.bytes[static_cast<size_t>(kvcache::RegionKind::kDevice)];
@@ -266,10 +267,6 @@ void StepLoop::End(ActiveRequest& request, const absl::Status& status) {
     placement.host_bytes = bytes.bytes[static_cast<size_t>(kvcache::RegionKind::kHost)];
     runner_.cache().RemoveSequence(request.slot);
     request.slot = -1;
-  }
-  if (status.ok()) {
-    state_.prompt_tokens_total += request.usage().prompt_tokens;
-    state_.generated_tokens_total += request.usage().generated_tokens;
   }
   const RequestTimes times = request.Times(status, clock_.Now());
   // The server says it once more, with what its client was told.
@@ -311,7 +308,21 @@ void StepLoop::EndAll(const absl::Status& status) {
   waiting_.clear();
 }
 
+void StepLoop::CountTokens(ActiveRequest& request) {
+  // Read a second time, after it was dropped, a prompt does not count again.
+  if (request.slot >= 0) {
+    const int64_t read =
+        std::min<int64_t>(runner_.cache().length(request.slot), request.prompt_tokens());
+    state_.prompt_tokens_total += std::max<int64_t>(read - request.counted_prompt_tokens, 0);
+    request.counted_prompt_tokens = std::max(request.counted_prompt_tokens, read);
+  }
+  const int64_t generated = request.usage().generated_tokens;
+  state_.generated_tokens_total += generated - request.counted_generated_tokens;
+  request.counted_generated_tokens = generated;
+}
+
 void StepLoop::PublishState() {
+  for (std::unique_ptr<ActiveRequest>& request : running_) CountTokens(*request);
   state_.running_requests = static_cast<int>(running_.size());
   state_.waiting_requests = static_cast<int>(waiting_.size());
   state_.regions.clear();

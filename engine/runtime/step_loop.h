@@ -81,6 +81,8 @@ class StepLoop {
   void ReportStep(StepKind kind, int64_t prefill_tokens, const attention::AttentionStats& attention,
                   double step_seconds, int batch_size, StepStats stats);
   void ReportProgress();
+  // Adds to the totals what a request has read and generated since the last call.
+  void CountTokens(ActiveRequest& request);
   void PublishState();
   void FailEngine(const absl::Status& status);
   void EndAll(const absl::Status& status);

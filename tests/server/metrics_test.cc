@@ -171,6 +171,21 @@ TEST_F(MetricsTest, NothingFromTheEnginePoisonsThem) {
   ExpectLine(out.str(), ("writescope_metrics_dropped_observations_total{model=\"m\"} 5"));
 }
 
+TEST(WorkerMetricsTest, ARequestThatEndedInTheQueueWasNotRead) {
+  EngineSlot slot;
+  WorkerMetrics metrics({.model = "m", .device = "cpu", .version = "0", .kv_dtype = "bf16"}, &slot);
+  runtime::RequestTimes times;
+  times.usage.prompt_tokens = 9;
+  times.total_seconds = times.queue_seconds = 3;
+  metrics.CountRequestTimes(times);
+  times.prefill_seconds = 1;
+  metrics.CountRequestTimes(times);
+  std::ostringstream out;
+  prometheus::TextSerializer().Serialize(out, metrics.Collect());
+  ExpectLine(out.str(), "writescope_queue_time_seconds_count{model=\"m\"} 2");
+  ExpectLine(out.str(), "writescope_prefill_time_seconds_count{model=\"m\"} 1");
+}
+
 TEST(MetricsServerTest, SilentConnectionsDoNotStopScrapes) {
   const auto server =
       MetricsServer::Create("127.0.0.1:0", std::make_shared<prometheus::Registry>());

@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <random>
@@ -13,53 +11,23 @@
 #include <vector>
 
 #include "engine/runtime/error_reason.h"
-#include "nlohmann/json.hpp"
 #include "tests/support/collect_sink.h"
+#include "tests/support/demo_engine.h"
 #include "tests/support/demo_prompt.h"
-#include "tests/support/temp_dir.h"
 
 namespace writescope::runtime {
 namespace {
 
 using testing::CollectSink;
+using testing::DemoOptions;
 using testing::HarborCode;
+using testing::kDemo;
+using testing::MakeEngine;
 using testing::PlantedProse;
 using testing::Question;
 using testing::RandomHarborCodes;
-
-const std::string kDemo = WRITESCOPE_DEPLOY_DIR "/demo-model";
-
-EngineOptions DemoOptions() {
-  EngineOptions options;
-  options.model_dir = kDemo;
-  options.vram_budget_bytes = 22 << 20;  // KV of less than 2,000 tokens
-  options.host_budget_bytes = 512 << 20;
-  options.max_sequences = 8;
-  options.progress_interval = absl::Milliseconds(20);
-  return options;
-}
-
-std::unique_ptr<Engine> MakeEngine(const EngineOptions& options) {
-  auto engine = Engine::Create(options, nullptr);
-  EXPECT_TRUE(engine.ok()) << engine.status();
-  return engine.ok() ? *std::move(engine) : nullptr;
-}
-
-GenerateRequest TextRequest(const std::string& text, int64_t max_tokens) {
-  GenerateRequest request;
-  request.prompt = std::vector<PromptSegment>{{.text = text}};
-  request.sampling.temperature = 0;
-  request.stopping.max_tokens = max_tokens;
-  return request;
-}
-
-std::shared_ptr<CollectSink> RunToEnd(Engine& engine, GenerateRequest request) {
-  auto sink = std::make_shared<CollectSink>();
-  const auto id = engine.Submit(std::move(request), sink);
-  EXPECT_TRUE(id.ok()) << id.status();
-  EXPECT_TRUE(!id.ok() || sink->Await());
-  return sink;
-}
+using testing::RunToEnd;
+using testing::TextRequest;
 
 roofline::ShareTable Constant(double share) { return roofline::ConstantTable(share); }
 
@@ -459,28 +427,6 @@ TEST(EngineTest, APassedDeadlineAndADrainAreAnswered) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrorReason(refused.status()), "DRAINING");
   EXPECT_TRUE(engine->AwaitIdle(absl::Seconds(5)));
-}
-
-TEST(EngineTest, TextWithATokenThatTheModelLacksIsRefused) {
-  const testing_support::TempDir dir;
-  for (const char* file : {"config.json", "model.safetensors", "tokenizer_config.json"}) {
-    std::filesystem::create_symlink(kDemo + "/" + file, dir.File(file));
-  }
-  auto tokenizer = nlohmann::json::parse(testing::ReadText(kDemo + "/tokenizer.json"));
-  EngineOptions options = DemoOptions();
-  const int vocab = MakeEngine(options)->model().vocab_size;
-  tokenizer["added_tokens"].push_back({{"id", vocab}, {"content", "<pad>"}, {"special", true}});
-  std::ofstream(dir.File("tokenizer.json")) << tokenizer;
-  options.model_dir = dir.path();
-  const auto engine = MakeEngine(options);
-  ASSERT_NE(engine, nullptr);
-  GenerateRequest request = TextRequest("a<pad>", 1);
-  std::get<std::vector<PromptSegment>>(request.prompt)[0].allow_special = true;
-  const auto refused = engine->Submit(request, std::make_shared<CollectSink>());
-  EXPECT_EQ(ErrorReason(refused.status()), "INVALID_TOKEN_ID");
-  EXPECT_NE(refused.status().message().find("(\"<pad>\")"), std::string::npos) << refused.status();
-  EXPECT_FALSE(engine->Tokenize({{.text = "<pad>", .allow_special = true}}, false).ok());
-  EXPECT_TRUE(RunToEnd(*engine, TextRequest("a<pad>", 1))->status().ok());  // Spelled out.
 }
 
 }  // namespace
