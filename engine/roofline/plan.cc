@@ -58,7 +58,9 @@ void AddPingPong(const ModelShape& shape, const MachineProfile& profile,
   const double half = EstimateDenseSeconds(shape, profile, (request.batch_size + 1) / 2);
   // A given D is scaled as the estimate scales.
   const double half_dense = full > 0 ? plan.dense_seconds * half / full : plan.dense_seconds;
-  plan.ping_pong_step_seconds = BestPingPong(load, rates, half_dense).step_seconds;
+  StepLoad parts = load;
+  parts.dense_seconds = PingPongDenseSeconds(half_dense, shape.num_layers);
+  plan.ping_pong_step_seconds = BestPingPong(parts, rates, half_dense).step_seconds;
   plan.ping_pong = plan.ping_pong_step_seconds < plan.step_seconds;
 }
 

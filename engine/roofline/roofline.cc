@@ -151,17 +151,19 @@ double LeastShare(const Problem& p, const Cost& cost) {
   return Nearest(best, meet, cost, best_cost * (1 + kIndifferent));
 }
 
-Problem MakePingPongProblem(const StepLoad& load, const Rates& rates) {
-  StepLoad always_busy = load;
-  always_busy.dense_seconds =
-      0;  // One half is always being attended to: nothing is streamed ahead.
-  return MakeProblem(always_busy, rates);
+BestShareResult Best(const Problem& p) {
+  const double share = LeastShare(p, [&](double s) { return StepSeconds(p, s); });
+  return {share, StepSeconds(p, share), SharedSeconds(p, share)};
 }
 
-double PingPongSeconds(const Problem& p, double half_dense_seconds, double share) {
+// What the device does hidden behind the other part's attention is like attention whose time does
+// not depend on the share.
+Problem MakePingPongProblem(const StepLoad& load, const Rates& rates, double half_dense_seconds) {
+  Problem p = MakeProblem(load, rates);
   const double dense = 2 * Bounded(half_dense_seconds, kNeverSeconds / 2);
-  return std::min(std::max(dense, SharedSeconds(p, share)) + HandoffSeconds(p, share),
-                  kNeverSeconds);
+  p.resident_seconds =
+      std::min(p.resident_seconds + std::max(0.0, dense - p.dense_seconds), kNeverSeconds);
+  return p;
 }
 
 }  // namespace
@@ -176,9 +178,7 @@ ShareInterval FeasibleShares(const StepLoad& load) {
 }
 
 BestShareResult BestShare(const StepLoad& load, const Rates& rates) {
-  const Problem p = MakeProblem(load, rates);
-  const double share = LeastShare(p, [&](double s) { return StepSeconds(p, s); });
-  return {share, StepSeconds(p, share), SharedSeconds(p, share)};
+  return Best(MakeProblem(load, rates));
 }
 
 double PredictStep(const StepLoad& load, const Rates& rates, double share) {
@@ -188,15 +188,16 @@ double PredictStep(const StepLoad& load, const Rates& rates, double share) {
 
 double PredictPingPong(const StepLoad& load, const Rates& rates, double half_dense_seconds,
                        double share) {
-  const Problem p = MakePingPongProblem(load, rates);
-  return PingPongSeconds(p, half_dense_seconds, Feasible(p, share));
+  const Problem p = MakePingPongProblem(load, rates, half_dense_seconds);
+  return StepSeconds(p, Feasible(p, share));
 }
 
 BestShareResult BestPingPong(const StepLoad& load, const Rates& rates, double half_dense_seconds) {
-  const Problem p = MakePingPongProblem(load, rates);
-  const auto cost = [&](double s) { return PingPongSeconds(p, half_dense_seconds, s); };
-  const double share = LeastShare(p, cost);
-  return {share, cost(share), SharedSeconds(p, share)};
+  return Best(MakePingPongProblem(load, rates, half_dense_seconds));
+}
+
+double PingPongDenseSeconds(double half_dense_seconds, int num_layers) {
+  return 2 * Bounded(half_dense_seconds, kNeverSeconds / 2) / std::max(num_layers, 1);
 }
 
 double AheadFraction(double link_alone, double dense_seconds, double ring_bytes, int num_layers) {

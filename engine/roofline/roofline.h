@@ -57,10 +57,14 @@ BestShareResult BestShare(const StepLoad& load, const Rates& rates);
 double PredictStep(const StepLoad& load, const Rates& rates, double share);
 
 // Two micro-batches take turns: one is dense while the other is attended to. `load` is the whole
-// batch; `half_dense_seconds` is D of half a batch. load.dense_seconds is not used.
+// batch, but for load.dense_seconds, which is what PingPongDenseSeconds says. `half_dense_seconds`
+// is D of half a batch, which the device does twice besides its attention.
 double PredictPingPong(const StepLoad& load, const Rates& rates, double half_dense_seconds,
                        double share);
 BestShareResult BestPingPong(const StepLoad& load, const Rates& rates, double half_dense_seconds);
+// D of a step of two micro-batches: the dense work before the first one's attention in the first
+// layer and after the second one's in the last, which nothing hides.
+double PingPongDenseSeconds(double half_dense_seconds, int num_layers);
 
 // StepLoad::ahead_fraction of a link whose staging ring holds `ring_bytes`: in each of the layers'
 // parts of D it goes on until the ring is full of what nobody reads yet.
