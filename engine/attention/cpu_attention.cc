@@ -30,20 +30,25 @@ int64_t NowNs() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-std::span<const int> ReadersOf(const StepContext& step, const Run& run) {
-  return std::span(step.attention->runs.readers)
+std::span<const int> ReadersOf(const StepAttention& attention, const Run& run) {
+  return std::span(attention.runs.readers)
       .subspan(static_cast<size_t>(run.first_reader), static_cast<size_t>(run.num_readers));
 }
 
-bool HaveSameReaders(const StepContext& step, const Run& a, const Run& b) {
-  return std::ranges::equal(ReadersOf(step, a), ReadersOf(step, b));
+bool HaveSameReaders(const StepAttention& attention, const Run& a, const Run& b) {
+  return std::ranges::equal(ReadersOf(attention, a), ReadersOf(attention, b));
+}
+
+// The reader's row in a decode step, by number of the whole step's.
+int RowOf(const StepAttention& attention, int reader) {
+  return attention.first_row + attention.rows[static_cast<size_t>(reader)].first_row;
 }
 
 // Brings what a claim begins with towards the core, a little at each call.
 class EarlyFetch {
  public:
-  EarlyFetch(const StepContext& step, int layer, const std::vector<Run>& parts, int64_t block_bytes)
-      : step_(step), layer_(layer), parts_(parts), block_bytes_(block_bytes) {}
+  EarlyFetch(const StepContext& step, int turn, const std::vector<Run>& parts, int64_t block_bytes)
+      : step_(step), layer_(step.layer(turn)), parts_(parts), block_bytes_(block_bytes) {}
 
   // False when there is nothing more to fetch.
   bool Next() {
@@ -96,7 +101,7 @@ const kernels::AttentionVariant& CpuAttention::VariantFor(const KvGeometry& geom
 
 int64_t CpuAttention::HostBytes(const Options& options) {
   return QueryBytes(options) + OutBytes(options) + LseBytes(options) +
-         RoundUp(static_cast<int64_t>(sizeof(HandoffFlags)) * options.num_layers, 64);
+         RoundUp(static_cast<int64_t>(sizeof(HandoffFlags)) * options.max_turns, 64);
 }
 
 absl::StatusOr<std::unique_ptr<CpuAttention>> CpuAttention::Create(const Options& options,
@@ -124,7 +129,7 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
   out_ = reinterpret_cast<float*>(out);
   lse_ = reinterpret_cast<float*>(lse);
   flags_ = reinterpret_cast<HandoffFlags*>(lse + LseBytes(options));
-  for (int layer = 0; layer < options.num_layers; ++layer) new (flags_ + layer) HandoffFlags();
+  for (int turn = 0; turn < options.max_turns; ++turn) new (flags_ + turn) HandoffFlags();
   const size_t heads =
       static_cast<size_t>(options.max_rows) * static_cast<size_t>(options.num_heads);
   for (Worker& worker : workers_) {
@@ -148,28 +153,28 @@ void CpuAttention::ResetPartials(int num_rows) {
 
 void CpuAttention::RunWorker(int index, StepContext& step) {
   Worker& worker = workers_[static_cast<size_t>(index)];
-  for (int layer = 0; layer < step.num_layers; ++layer) {
-    if (step.hook && !step.hook(Side::kCpu, layer)) return;
-    worker.has_claim = ClaimParts(step, layer, &worker.claim);
+  for (int turn = 0; turn < step.num_turns; ++turn) {
+    if (step.hook && !step.hook(Side::kCpu, turn)) return;
+    worker.has_claim = ClaimParts(step, turn, &worker.claim);
     int64_t blocks = 0;
     if (worker.has_claim) {
-      if (!AwaitQuery(worker, step, layer)) return;
-      blocks = AttendLayer(worker, step, layer);
+      if (!AwaitQuery(worker, step, turn)) return;
+      blocks = AttendTurn(worker, step, turn);
       if (blocks < 0) return;
     }
-    LayerProgress& progress = step.layers[layer];
+    TurnProgress& progress = step.turns[turn];
     if (blocks > 0) {
       Flush(worker);
       progress.last_report_ns.store(NowNs(), std::memory_order_relaxed);
       progress.cpu_reported.fetch_add(blocks, std::memory_order_seq_cst);
     }
-    step.SignalIfDone(layer);
+    step.SignalIfDone(turn);
   }
 }
 
-bool CpuAttention::AwaitQuery(const Worker& worker, const StepContext& step, int layer) const {
-  const std::atomic<uint64_t>& ready = step.flags[layer].query_ready;
-  EarlyFetch fetch(step, layer, worker.claim.parts, options_.geometry.block_bytes());
+bool CpuAttention::AwaitQuery(const Worker& worker, const StepContext& step, int turn) const {
+  const std::atomic<uint64_t>& ready = step.flags[turn].query_ready;
+  EarlyFetch fetch(step, turn, worker.claim.parts, options_.geometry.block_bytes());
   for (int spin = 0; ready.load(std::memory_order_acquire) < step.epoch; ++spin) {
     if (step.abort.load(std::memory_order_relaxed)) return false;
     if (fetch.Next()) continue;
@@ -182,24 +187,24 @@ bool CpuAttention::AwaitQuery(const Worker& worker, const StepContext& step, int
   return true;
 }
 
-bool CpuAttention::ClaimParts(StepContext& step, int layer, Claim* claim) const {
-  LayerProgress& progress = step.layers[layer];
+bool CpuAttention::ClaimParts(StepContext& step, int turn, Claim* claim) const {
+  TurnProgress& progress = step.turns[turn];
   claim->parts.clear();
-  const int64_t host_blocks = step.host_blocks();
+  const int64_t host_blocks = step.host_blocks(turn);
   // Host blocks first: nobody else can take them.
   if (progress.host_claimed.load(std::memory_order_relaxed) < host_blocks) {
     const int64_t first = progress.host_claimed.fetch_add(claim_blocks_, std::memory_order_seq_cst);
     if (first < host_blocks) {
       claim->num_blocks = std::min(claim_blocks_, host_blocks - first);
-      step.attention->runs.host.Slice(first, claim->num_blocks, &claim->parts);
+      step.attention(turn).runs.host.Slice(first, claim->num_blocks, &claim->parts);
       return true;
     }
   }
   const MeetCursor::Claim swing = progress.swing.ClaimBack(
-      SwingClaimBlocks(progress.swing, step.attention->runs.swing.num_blocks()));
+      SwingClaimBlocks(progress.swing, step.attention(turn).runs.swing.num_blocks()));
   if (swing.count == 0) return false;
   claim->num_blocks = swing.count;
-  step.attention->runs.swing.Slice(swing.first, swing.count, &claim->parts);
+  step.attention(turn).runs.swing.Slice(swing.first, swing.count, &claim->parts);
   return true;
 }
 
@@ -211,42 +216,42 @@ int64_t CpuAttention::SwingClaimBlocks(const MeetCursor& swing, int64_t num_bloc
   return std::clamp(part, least, max_claim_blocks_);
 }
 
-bool CpuAttention::HasPlenty(const StepContext& step, int layer) const {
-  const LayerProgress& progress = step.layers[layer];
+bool CpuAttention::HasPlenty(const StepContext& step, int turn) const {
+  const TurnProgress& progress = step.turns[turn];
   const int64_t host_left =
-      step.host_blocks() - progress.host_claimed.load(std::memory_order_relaxed);
+      step.host_blocks(turn) - progress.host_claimed.load(std::memory_order_relaxed);
   return std::max<int64_t>(host_left, 0) + progress.swing.remaining_back() >
          2 * claim_blocks_ * options_.num_workers;
 }
 
-int64_t CpuAttention::AttendLayer(Worker& worker, StepContext& step, int layer) {
+int64_t CpuAttention::AttendTurn(Worker& worker, StepContext& step, int turn) {
   int64_t none = 0;
-  step.layers[layer].first_start_ns.compare_exchange_strong(none, NowNs(),
-                                                            std::memory_order_relaxed);
+  step.turns[turn].first_start_ns.compare_exchange_strong(none, NowNs(), std::memory_order_relaxed);
   int64_t blocks = 0;
   bool has_claim = true;
   while (!step.abort.load(std::memory_order_relaxed)) {
     if (!has_claim) {
-      if (step.hook && !step.hook(Side::kCpu, layer)) return -1;
-      if (!ClaimParts(step, layer, &worker.claim)) return blocks;
-      FetchFirst(step, layer, worker.claim.parts.front());
+      if (step.hook && !step.hook(Side::kCpu, turn)) return -1;
+      if (!ClaimParts(step, turn, &worker.claim)) return blocks;
+      FetchFirst(step, turn, worker.claim.parts.front());
     }
     // The next claim is made before this one is done, so that its first bytes are on their way
     // meanwhile: without it a claim begins with as many misses as a core can have.
     bool is_ahead = false;
-    if (HasPlenty(step, layer)) {
-      if (step.hook && !step.hook(Side::kCpu, layer)) return -1;
-      is_ahead = ClaimParts(step, layer, &worker.ahead);
+    if (HasPlenty(step, turn)) {
+      if (step.hook && !step.hook(Side::kCpu, turn)) return -1;
+      is_ahead = ClaimParts(step, turn, &worker.ahead);
     }
     const std::vector<Run>& parts = worker.claim.parts;
     for (size_t i = 0; i < parts.size(); ++i) {
       const Run* next = i + 1 < parts.size() ? &parts[i + 1]
                         : is_ahead           ? &worker.ahead.parts.front()
                                              : nullptr;
-      AttendPart(worker, step, layer, parts[i], next);
+      AttendPart(worker, step, turn, parts[i], next);
       // Where the others still attend a merge takes none of the layer's time, which memory sets. At
       // its end all would merge at once, each into lines that another core holds.
-      if (next != nullptr && !HaveSameReaders(step, parts[i], *next) && HasPlenty(step, layer)) {
+      if (next != nullptr && !HaveSameReaders(step.attention(turn), parts[i], *next) &&
+          HasPlenty(step, turn)) {
         Flush(worker);
       }
     }
@@ -257,8 +262,9 @@ int64_t CpuAttention::AttendLayer(Worker& worker, StepContext& step, int layer) 
   return -1;
 }
 
-void CpuAttention::FetchFirst(const StepContext& step, int layer, const Run& part) const {
-  const std::byte* const at = step.blocks->region(part.region).Address(layer, part.first_index);
+void CpuAttention::FetchFirst(const StepContext& step, int turn, const Run& part) const {
+  const std::byte* const at =
+      step.blocks->region(part.region).Address(step.layer(turn), part.first_index);
   for (int64_t i = 0; i < options_.geometry.head_bytes(); i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
@@ -273,9 +279,11 @@ void CpuAttention::Touch(Worker& worker, int row) {
   std::fill_n(&worker.l[static_cast<size_t>(row * heads)], heads, 0.0f);
 }
 
-void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
+void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn, const Run& part,
                               const Run* next) {
   const KvGeometry& kv = options_.geometry;
+  const StepAttention& attention = step.attention(turn);
+  const int layer = step.layer(turn);
   const int64_t heads = options_.num_heads;
   const int64_t group = heads / kv.num_kv_heads;
   const auto head_of_block = [&](const Run& run, int block, int kv_head) -> kernels::KvHeadBlock {
@@ -286,9 +294,8 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
             .num_tokens = kBlockTokens,
             .first_position = run.first_position + int64_t{block} * kBlockTokens};
   };
-  const std::span<const int> readers = ReadersOf(step, part);
-  for (const int reader : readers)
-    Touch(worker, step.attention->rows[static_cast<size_t>(reader)].first_row);
+  const std::span<const int> readers = ReadersOf(attention, part);
+  for (const int reader : readers) Touch(worker, RowOf(attention, reader));
 
   // The heads of a block lie one after the other, and so do blocks: memory is read as one stream.
   worker.blocks.clear();
@@ -303,14 +310,14 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int layer
     worker.next_blocks.push_back(head_of_block(*next, i / kv.num_kv_heads, i % kv.num_kv_heads));
   }
   const bool is_left = worker.is_kept;
-  worker.is_kept = next != nullptr && HaveSameReaders(step, part, *next);
+  worker.is_kept = next != nullptr && HaveSameReaders(attention, part, *next);
   worker.q_rows.clear();
   worker.o_rows.clear();
   worker.m_rows.clear();
   worker.l_rows.clear();
   for (int kv_head = 0; kv_head < kv.num_kv_heads; ++kv_head) {
     for (const int reader : readers) {
-      const int64_t row = step.attention->rows[static_cast<size_t>(reader)].first_row;
+      const int64_t row = RowOf(attention, reader);
       for (int64_t g = 0; g < group; ++g) {
         const int64_t head = row * heads + kv_head * group + g;
         worker.q_rows.push_back(queries_ + head * kv.k_dim);

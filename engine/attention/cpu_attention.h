@@ -20,7 +20,7 @@ class CpuAttention {
  public:
   struct Options {
     KvGeometry geometry;
-    int num_layers = 0;
+    int max_turns = 0;  // Of a step
     int num_heads = 0;
     int max_rows = 0;  // Sequences of a decode step
     int num_workers = 1;
@@ -38,15 +38,16 @@ class CpuAttention {
   static absl::StatusOr<std::unique_ptr<CpuAttention>> Create(const Options& options,
                                                               device::Device& device);
 
-  // Page-locked: the device writes queries, reads partials, and sees the flags.
+  // Page-locked: the device writes queries, reads partials, and sees the flags. Rows are those of
+  // the whole step, so that two micro-batches never touch the same.
   float* queries() { return queries_; }     // [max_rows, num_heads, k_dim]
   float* out() { return out_; }             // [max_rows, num_heads, v_dim]
   float* lse() { return lse_; }             // [max_rows, num_heads]
-  HandoffFlags* flags() { return flags_; }  // [num_layers]
+  HandoffFlags* flags() { return flags_; }  // [max_turns]
 
   // Engine thread, before the workers of a step start.
   void ResetPartials(int num_rows);
-  // The body of a worker: all layers of the step.
+  // The body of a worker: all turns of the step.
   void RunWorker(int worker, StepContext& step);
 
  private:
@@ -78,21 +79,21 @@ class CpuAttention {
   CpuAttention(const Options& options, device::Buffer handoff);
   // Waits for the query with the worker's claim, and fetches what that begins with meanwhile: much
   // of a layer's time goes by without a query, in which memory has nothing else to do for the CPU.
-  bool AwaitQuery(const Worker& worker, const StepContext& step, int layer) const;
+  bool AwaitQuery(const Worker& worker, const StepContext& step, int turn) const;
   // Goes on from the worker's claim until the layer is exhausted; the number of blocks. -1 when
   // told to stop.
-  int64_t AttendLayer(Worker& worker, StepContext& step, int layer);
+  int64_t AttendTurn(Worker& worker, StepContext& step, int turn);
   // False when nothing is left.
-  bool ClaimParts(StepContext& step, int layer, Claim* claim) const;
+  bool ClaimParts(StepContext& step, int turn, Claim* claim) const;
   // Whether so much is left that a worker may hold two claims: the workers still end together.
   // Claims shrink towards the end of a layer.
   int64_t SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks) const;
-  bool HasPlenty(const StepContext& step, int layer) const;
+  bool HasPlenty(const StepContext& step, int turn) const;
   // Asks at once for what a claim that was not made ahead begins with: the kernels fetch what comes
   // after it.
-  void FetchFirst(const StepContext& step, int layer, const Run& part) const;
+  void FetchFirst(const StepContext& step, int turn, const Run& part) const;
   // `next` is what the worker attends to afterwards, or null.
-  void AttendPart(Worker& worker, const StepContext& step, int layer, const Run& part,
+  void AttendPart(Worker& worker, const StepContext& step, int turn, const Run& part,
                   const Run* next);
   void Touch(Worker& worker, int row);
   // Merges what the worker has into out_ and lse_.

@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<HybridAttention>> HybridAttention::Create(
                                                     : kernels::AttentionProducts::kF32;
   ASSIGN_OR_RETURN(std::unique_ptr<CpuAttention> cpu,
                    CpuAttention::Create({.geometry = options.geometry,
-                                         .num_layers = options.num_layers,
+                                         .max_turns = kMaxMicroBatches * options.num_layers,
                                          .num_heads = options.num_heads,
                                          .max_rows = options.max_sequences,
                                          .num_workers = options.num_workers,
@@ -43,11 +43,11 @@ HybridAttention::HybridAttention(const Options& options, ops::Ops& ops,
     : options_(options),
       ops_(ops),
       blocks_(blocks),
-      layers_(new LayerProgress[static_cast<size_t>(options.num_layers)]),
+      turns_(new TurnProgress[static_cast<size_t>(kMaxMicroBatches * options.num_layers)]),
       cpu_(std::move(cpu)),
       pump_(std::move(pump)),
       team_(WorkerTeam::Create(options.num_workers)),
-      layer_times_(static_cast<size_t>(options.num_layers)) {}
+      turn_times_(static_cast<size_t>(kMaxMicroBatches * options.num_layers)) {}
 
 HybridAttention::~HybridAttention() {
   // After a failed step threads may still be at it, and the pump's may still submit. So they end
@@ -59,27 +59,35 @@ HybridAttention::~HybridAttention() {
   device::AwaitIdle({&ops_.device().compute(), &ops_.device().upload()}, "hybrid attention");
 }
 
-void HybridAttention::BeginStep(StepAttention step, const SharePlan& plan) {
+void HybridAttention::BeginStep(std::vector<StepAttention> micro_batches, const SharePlan& plan) {
   CHECK(ok_) << "a thread of an earlier step is still out";
-  attention_ = std::move(step);
-  const StepAttention& attention = attention_;
+  CHECK(!micro_batches.empty() && micro_batches.size() <= kMaxMicroBatches);
+  micro_batches_ = std::move(micro_batches);
+  int64_t spilled_blocks = 0;
+  int num_rows = 0;
+  for (const StepAttention& part : micro_batches_) {
+    CHECK_EQ(part.first_row, num_rows);
+    num_rows += part.num_rows;
+    spilled_blocks += part.runs.spilled_blocks();
+  }
   begin_s_ = device::NowSeconds();
   attend_times_.clear();
-  step_.attention = &attention;
+  step_.micro_batches = micro_batches_;
   step_.blocks = &blocks_;
-  step_.num_layers = options_.num_layers;
+  step_.num_turns = options_.num_layers * step_.num_micro_batches();
   step_.epoch = ++epoch_;
-  step_.handoff = plan.handoff && attention.runs.spilled_blocks() > 0;
+  step_.handoff = plan.handoff && spilled_blocks > 0;
   step_.guided = plan.meet && step_.handoff;
-  step_.layers = layers_.get();
+  step_.turns = turns_.get();
   step_.flags = cpu_->flags();
   step_.abort.store(false);
   step_.hook = hook_;
-  const int64_t swing_blocks = attention.runs.swing.num_blocks();
-  int64_t cut = swing_blocks;
-  if (step_.handoff) cut = plan.meet ? -1 : CutForShare(attention.runs, plan.cpu_share);
-  for (int layer = 0; layer < options_.num_layers; ++layer) {
-    LayerProgress& progress = layers_[static_cast<size_t>(layer)];
+  for (int turn = 0; turn < step_.num_turns; ++turn) {
+    const RunList& runs = step_.attention(turn).runs;
+    const int64_t swing_blocks = runs.swing.num_blocks();
+    int64_t cut = swing_blocks;
+    if (step_.handoff) cut = plan.meet ? -1 : CutForShare(runs, plan.cpu_share);
+    TurnProgress& progress = turns_[static_cast<size_t>(turn)];
     progress.swing.Reset(swing_blocks, cut);
     progress.host_claimed.store(0);
     progress.cpu_reported.store(0);
@@ -87,10 +95,12 @@ void HybridAttention::BeginStep(StepAttention step, const SharePlan& plan) {
     progress.last_report_ns.store(0);
   }
   if (step_.handoff) {
-    CHECK_LE(attention.num_rows, options_.max_sequences);
+    CHECK_LE(num_rows, options_.max_sequences);
     // The CPU's kernels take one query a sequence, which sees every sealed block.
-    CHECK_EQ(attention.num_rows, static_cast<int>(attention.rows.size()));
-    cpu_->ResetPartials(attention.num_rows);
+    for (const StepAttention& part : micro_batches_) {
+      CHECK_EQ(part.num_rows, static_cast<int>(part.rows.size()));
+    }
+    cpu_->ResetPartials(num_rows);
     team_->Start([this](int worker) { cpu_->RunWorker(worker, step_); });
   }
   pump_->Start(&step_);
@@ -149,9 +159,9 @@ void HybridAttention::Meanwhile(const Between& between,
   between([&] { return waiting() && device::NowSeconds() < until_s; });
 }
 
-absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::AttendState& state,
+absl::Status HybridAttention::AttendWaves(int turn, const float* q, const ops::AttendState& state,
                                           const Between& between) {
-  const StepAttention& attention = *step_.attention;
+  const StepAttention& attention = step_.attention(turn);
   device::Queue& compute = ops_.device().compute();
   // Waves that landed, or are about to, are attended to together: a call costs as much as a copy.
   std::vector<ops::AttendSpan> spans;
@@ -184,11 +194,11 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::
     const std::optional<Wave> wave = pump_->NextWave();
     if (!wave.has_value()) {
       return absl::DeadlineExceededError(absl::StrCat("the link delivered nothing for layer ",
-                                                      layer, " within ",
+                                                      step_.layer(turn), " within ",
                                                       absl::FormatDuration(options_.wait_limit)));
     }
-    CHECK_EQ(wave->layer, layer);
-    if (wave->end_of_layer) break;
+    CHECK_EQ(wave->turn, turn);
+    if (wave->end_of_turn) break;
     spans.insert(spans.end(), wave->spans.begin(), wave->spans.end());
     if (wave->slot >= 0) slots.push_back(wave->slot);
     landed = wave->landed;
@@ -198,22 +208,26 @@ absl::Status HybridAttention::AttendWaves(int layer, const float* q, const ops::
   return absl::OkStatus();
 }
 
-absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::AttendState& state,
-                                          void* out, const Between& between) {
-  const StepAttention& attention = *step_.attention;
+void HybridAttention::PublishQuery(int turn, const float* q) {
   device::Queue& compute = ops_.device().compute();
-  LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
-  compute.RecordTime(&times.attention_began_s);
-  if (step_.handoff) {
-    const int64_t floats =
-        int64_t{attention.num_rows} * options_.num_heads * options_.geometry.k_dim;
-    ops_.PublishQueries(floats, q, cpu_->queries());
-    compute.RecordTime(&times.query_published_s);
-    compute.SetFlag(&cpu_->flags()[layer].query_ready, step_.epoch);
-  }
-  // After the query: the CPU waits for that.
+  TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
+  compute.RecordTime(&times.dense_ended_s);
+  if (!step_.handoff) return;
+  const StepAttention& attention = step_.attention(turn);
+  const int64_t row_floats = int64_t{options_.num_heads} * options_.geometry.k_dim;
+  ops_.PublishQueries(attention.num_rows * row_floats, q,
+                      cpu_->queries() + attention.first_row * row_floats);
+  compute.RecordTime(&times.query_published_s);
+  compute.SetFlag(&cpu_->flags()[turn].query_ready, step_.epoch);
+}
+
+absl::Status HybridAttention::Attend(int turn, const float* q, const ops::AttendState& state,
+                                     void* out, const Between& between) {
+  const StepAttention& attention = step_.attention(turn);
+  device::Queue& compute = ops_.device().compute();
+  TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
   ops_.ResetAttention(attention.num_rows, options_.num_heads, options_.geometry.v_dim, state);
-  const DeviceSpans on_device = SpansOnDevice(attention, layer);
+  const DeviceSpans on_device = SpansOnDevice(attention, step_.layer(turn));
   TimedAttend({.kv = options_.geometry,
                .num_heads = options_.num_heads,
                .q = q,
@@ -222,26 +236,28 @@ absl::Status HybridAttention::AttendLayer(int layer, const float* q, const ops::
                .rows = attention.rows,
                .state = state},
               /*of_wave=*/false);
-  RETURN_IF_ERROR(AttendWaves(layer, q, state, between));
-  Meanwhile(between, [this, layer] { return CpuAtWork(layer); });
+  RETURN_IF_ERROR(AttendWaves(turn, q, state, between));
+  Meanwhile(between, [this, turn] { return CpuAtWork(turn); });
   if (step_.handoff) {
     compute.RecordTime(&times.device_done_s);
-    compute.WaitFlag(&cpu_->flags()[layer].cpu_done, step_.epoch, options_.wait_limit);
+    compute.WaitFlag(&cpu_->flags()[turn].cpu_done, step_.epoch, options_.wait_limit);
   }
   compute.RecordTime(&times.cpu_waited_s);
-  ops_.MergeAttention({.kv = options_.geometry,
-                       .num_rows = attention.num_rows,
-                       .num_heads = options_.num_heads,
-                       .out_dim = options_.out_dim,
-                       .state = state,
-                       .cpu_out = step_.handoff ? cpu_->out() : nullptr,
-                       .cpu_lse = step_.handoff ? cpu_->lse() : nullptr,
-                       .out = out});
+  const int64_t first_head = int64_t{attention.first_row} * options_.num_heads;
+  ops_.MergeAttention(
+      {.kv = options_.geometry,
+       .num_rows = attention.num_rows,
+       .num_heads = options_.num_heads,
+       .out_dim = options_.out_dim,
+       .state = state,
+       .cpu_out = step_.handoff ? cpu_->out() + first_head * options_.geometry.v_dim : nullptr,
+       .cpu_lse = step_.handoff ? cpu_->lse() + first_head : nullptr,
+       .out = out});
   return absl::OkStatus();
 }
 
-bool HybridAttention::CpuAtWork(int layer) const {
-  return step_.handoff && step_.flags[layer].cpu_done.load(std::memory_order_acquire) < step_.epoch;
+bool HybridAttention::CpuAtWork(int turn) const {
+  return step_.handoff && step_.flags[turn].cpu_done.load(std::memory_order_acquire) < step_.epoch;
 }
 
 absl::Status HybridAttention::Abort(absl::Status why) {
@@ -287,25 +303,23 @@ absl::StatusOr<AttentionStats> HybridAttention::EndStep(device::Event end) {
 
 AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const {
   AttentionStats stats;
-  const RunList& runs = step_.attention->runs;
   const int64_t block_bytes = options_.geometry.block_bytes();
   const int64_t step_bytes = block_bytes * options_.num_layers;
-  stats.spilled_bytes = runs.spilled_blocks() * step_bytes;
-  stats.stream_region_bytes = runs.stream.num_blocks() * step_bytes;
-  stats.host_region_bytes = runs.host.num_blocks() * step_bytes;
-  stats.resident_bytes = runs.device_blocks() * step_bytes;
-  double gap_start_s = begin_s;
-  for (int layer = 0; layer < options_.num_layers; ++layer) {
-    const LayerProgress& progress = layers_[static_cast<size_t>(layer)];
-    const LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
-    stats.cpu_bytes += progress.cpu_reported.load() * block_bytes;
-    stats.mean_cut_blocks += static_cast<double>(progress.swing.front()) / options_.num_layers;
-    CollectHandoff(progress, times, &stats);
-    const double gap_end_s = step_.handoff ? times.query_published_s : times.attention_began_s;
-    stats.dense_s += std::max(0.0, gap_end_s - gap_start_s);
-    gap_start_s = times.cpu_waited_s;
+  for (const StepAttention& part : micro_batches_) {
+    stats.spilled_bytes += part.runs.spilled_blocks() * step_bytes;
+    stats.stream_region_bytes += part.runs.stream.num_blocks() * step_bytes;
+    stats.host_region_bytes += part.runs.host.num_blocks() * step_bytes;
+    stats.resident_bytes += part.runs.device_blocks() * step_bytes;
   }
-  stats.dense_s += std::max(0.0, end_s - gap_start_s);
+  stats.mean_cut_blocks.resize(micro_batches_.size());
+  for (int turn = 0; turn < step_.num_turns; ++turn) {
+    const TurnProgress& progress = turns_[static_cast<size_t>(turn)];
+    stats.cpu_bytes += progress.cpu_reported.load() * block_bytes;
+    stats.mean_cut_blocks[static_cast<size_t>(turn % step_.num_micro_batches())] +=
+        static_cast<double>(progress.swing.front()) / options_.num_layers;
+    CollectHandoff(progress, turn_times_[static_cast<size_t>(turn)], &stats);
+  }
+  CollectDense(begin_s, end_s, &stats);
   double attended_until_s = begin_s;
   for (const OpTime& time : attend_times_) {
     stats.device_attention_s += time.end_s - time.start_s;
@@ -321,6 +335,30 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
   return stats;
 }
 
+double HybridAttention::DenseBeganAt(int turn, double begin_s) const {
+  if (turn == 0) return begin_s;
+  // In the first layer the micro-batches come one behind the other; from then on each one's dense
+  // work follows its own attention.
+  const int parts = step_.num_micro_batches();
+  return turn < parts ? turn_times_[static_cast<size_t>(turn - 1)].dense_ended_s
+                      : turn_times_[static_cast<size_t>(turn - parts)].cpu_waited_s;
+}
+
+void HybridAttention::CollectDense(double begin_s, double end_s, AttentionStats* stats) const {
+  // From a query's publication until the device has seen the end of the CPU's work the CPU has one,
+  // and with two micro-batches the next comes before that.
+  double had_query_until_s = begin_s;
+  for (int turn = 0; turn < step_.num_turns; ++turn) {
+    const TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
+    const double has_query_s = step_.handoff ? times.query_published_s : times.dense_ended_s;
+    stats->dense_s += std::max(0.0, has_query_s - had_query_until_s);
+    stats->device_dense_s += std::max(0.0, times.dense_ended_s - DenseBeganAt(turn, begin_s));
+    had_query_until_s = times.cpu_waited_s;
+  }
+  stats->dense_s += std::max(0.0, end_s - had_query_until_s);
+  stats->device_dense_s += std::max(0.0, end_s - had_query_until_s);
+}
+
 StepTrace HybridAttention::Trace() const {
   StepTrace trace;
   for (const CopyRecord& copy : pump_->copies()) {
@@ -329,12 +367,11 @@ StepTrace HybridAttention::Trace() const {
   for (const OpTime& time : attend_times_) {
     trace.push_back({Activity::kDeviceAttention, -1, time.start_s, time.end_s});
   }
-  double dense_from_s = begin_s_;
-  for (int layer = 0; layer < options_.num_layers; ++layer) {
-    const LayerProgress& progress = layers_[static_cast<size_t>(layer)];
-    const LayerTimes& times = layer_times_[static_cast<size_t>(layer)];
-    trace.push_back({Activity::kDense, layer, dense_from_s, times.attention_began_s});
-    dense_from_s = times.cpu_waited_s;
+  for (int turn = 0; turn < step_.num_turns; ++turn) {
+    const TurnProgress& progress = turns_[static_cast<size_t>(turn)];
+    const TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
+    const int layer = step_.layer(turn);
+    trace.push_back({Activity::kDense, layer, DenseBeganAt(turn, begin_s_), times.dense_ended_s});
     if (progress.cpu_reported.load() == 0) continue;
     trace.push_back({Activity::kCpuAttention, layer,
                      static_cast<double>(progress.first_start_ns.load()) * 1e-9,
@@ -344,7 +381,7 @@ StepTrace HybridAttention::Trace() const {
   return trace;
 }
 
-void HybridAttention::CollectHandoff(const LayerProgress& progress, const LayerTimes& times,
+void HybridAttention::CollectHandoff(const TurnProgress& progress, const TurnTimes& times,
                                      AttentionStats* stats) const {
   if (progress.cpu_reported.load() == 0) return;
   const double started_s = static_cast<double>(progress.first_start_ns.load()) * 1e-9;
@@ -357,12 +394,16 @@ void HybridAttention::CollectHandoff(const LayerProgress& progress, const LayerT
 
 void HybridAttention::CollectOverlap(AttentionStats* stats) const {
   const std::deque<CopyRecord>& copies = pump_->copies();
-  size_t first_copy = 0;  // Copies and layers are both in order of time.
-  for (int layer = 0; layer < options_.num_layers; ++layer) {
-    const LayerProgress& progress = layers_[static_cast<size_t>(layer)];
-    const double start_s = static_cast<double>(progress.first_start_ns.load()) * 1e-9;
+  size_t first_copy = 0;  // Copies and turns are both in order of time.
+  double busy_until_s = 0;
+  for (int turn = 0; turn < step_.num_turns; ++turn) {
+    const TurnProgress& progress = turns_[static_cast<size_t>(turn)];
+    // With two micro-batches the first workers begin while the last are at the turn before.
+    const double start_s =
+        std::max(static_cast<double>(progress.first_start_ns.load()) * 1e-9, busy_until_s);
     const double end_s = static_cast<double>(progress.last_report_ns.load()) * 1e-9;
     if (progress.cpu_reported.load() == 0 || end_s <= start_s) continue;
+    busy_until_s = end_s;
     const double busy_s = end_s - start_s;
     stats->cpu_busy_s += busy_s;
     double overlap_s = 0;

@@ -1,4 +1,4 @@
-// CPU and GPU on one step: starts both sides, and merges a layer when every claim has reported.
+// CPU and GPU on one step: starts both sides, and merges a turn when every claim has reported.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +33,16 @@ struct AttentionStats {
   double both_busy_s = 0;
   int64_t cpu_bytes_both_busy = 0;
   int64_t link_bytes_both_busy = 0;
-  double dense_s = 0;
+  double dense_s = 0;         // In which the CPU has no query
+  double device_dense_s = 0;  // Of the device's work besides attention, whoever has a query
   double device_attention_s = 0;
-  // While the device had nothing to attend to until spilled blocks had landed, and their layer's
+  // While the device had nothing to attend to until spilled blocks had landed, and their turn's
   // waves had been submitted.
   double link_wait_s = 0;
   int copies = 0;
-  // Blocks of the swing list in front of the cut, mean over layers.
-  double mean_cut_blocks = 0;
-  // By layer with a hand-off: from the query's publication to the CPU's start, and, where the
+  // By micro-batch: blocks of its swing list in front of the cut, mean over layers.
+  std::vector<double> mean_cut_blocks;
+  // By turn with a hand-off: from the query's publication to the CPU's start, and, where the
   // device had to wait for the CPU, from the last report until the device went on.
   std::vector<double> handoff_out_s;
   std::vector<double> handoff_back_s;
@@ -75,27 +76,32 @@ class HybridAttention {
                                                                  const kvcache::BlockTable& blocks);
   ~HybridAttention();
 
-  // Starts the pump and, with a hand-off, the workers. Keeps the step: a thread that is late may
-  // look at it when the caller has given up.
-  void BeginStep(StepAttention step, const SharePlan& plan);
+  // Starts the pump and, with a hand-off, the workers. Of one micro-batch or, for steps with a row
+  // a sequence, two, whose rows come one after the other's. Keeps the step: a thread that is late
+  // may look at it when the caller has given up.
+  void BeginStep(std::vector<StepAttention> micro_batches, const SharePlan& plan);
   // Other work for the device in time that it would spend waiting: may be called any number of
-  // times inside AttendLayer, and returns soon after `still_waiting` has become false, not before.
+  // times inside Attend, and returns soon after `still_waiting` has become false, not before.
   // While it is given nothing waits on the device's queue, where it would hold the other work up.
   using Between = std::function<void(const std::function<bool()>& still_waiting)>;
-  // Submits the layer's attention; q is device [rows, num_heads, k_dim], out activations.
-  // DEADLINE_EXCEEDED when the pump delivers nothing.
-  absl::Status AttendLayer(int layer, const float* q, const ops::AttendState& state, void* out,
-                           const Between& between);
+  // For each turn in order: submits what gives the CPU its query. q is device [rows of the
+  // micro-batch, num_heads, k_dim]. With two micro-batches a turn's query is published before the
+  // attention of the turn before it is submitted.
+  void PublishQuery(int turn, const float* q);
+  // For each turn in order: submits its attention; out are activations. DEADLINE_EXCEEDED when the
+  // pump delivers nothing.
+  absl::Status Attend(int turn, const float* q, const ops::AttendState& state, void* out,
+                      const Between& between);
   // After the step's last submission: `end` is the point on the compute queue after all of it.
   // Waits for both sides. An error says that the step's results must not be used; Ok() tells
   // whether the next step may be tried.
   absl::StatusOr<AttentionStats> EndStep(device::Event end);
-  // Instead, when not all layers were submitted: gives the step up.
+  // Instead, when not all turns were submitted: gives the step up.
   void CancelStep() { Abort(absl::CancelledError("the step was given up")).IgnoreError(); }
   // Of the last step that ended well, until the next begins.
   StepTrace Trace() const;
-  // Whether the CPU still has work of the layer.
-  bool CpuAtWork(int layer) const;
+  // Whether the CPU still has work of the turn.
+  bool CpuAtWork(int turn) const;
   // False once a thread of a failed step did not come back.
   bool Ok() const { return ok_; }
 
@@ -111,9 +117,9 @@ class HybridAttention {
   void SetClaimHook(ClaimHook hook) { hook_ = std::move(hook); }
 
  private:
-  // Times of one layer on the compute queue.
-  struct LayerTimes {
-    double attention_began_s = 0;
+  // Times of one turn on the compute queue.
+  struct TurnTimes {
+    double dense_ended_s = 0;
     double query_published_s = 0;
     double device_done_s = 0;
     double cpu_waited_s = 0;
@@ -121,18 +127,21 @@ class HybridAttention {
   struct OpTime {
     double start_s = 0;
     double end_s = 0;
-    bool of_wave = false;  // Of landed blocks; an earlier one of its layer ended before.
+    bool of_wave = false;  // Of landed blocks; an earlier one of its turn ended before.
   };
   HybridAttention(const Options& options, ops::Ops& ops, const kvcache::BlockTable& blocks,
                   std::unique_ptr<CpuAttention> cpu, std::unique_ptr<LinkPump> pump);
-  // The waves of the layer, as the pump delivers them.
-  absl::Status AttendWaves(int layer, const float* q, const ops::AttendState& state,
+  // The waves of the turn, as the pump delivers them.
+  absl::Status AttendWaves(int turn, const float* q, const ops::AttendState& state,
                            const Between& between);
   // Other work while `waiting` holds.
   void Meanwhile(const Between& between, const std::function<bool()>& waiting) const;
   void TimedAttend(const ops::AttendArgs& args, bool of_wave);
   AttentionStats CollectStats(double begin_s, double end_s) const;
-  void CollectHandoff(const LayerProgress& progress, const LayerTimes& times,
+  // When the device began with the dense work that ends with the turn's query.
+  double DenseBeganAt(int turn, double begin_s) const;
+  void CollectDense(double begin_s, double end_s, AttentionStats* stats) const;
+  void CollectHandoff(const TurnProgress& progress, const TurnTimes& times,
                       AttentionStats* stats) const;
   void CollectOverlap(AttentionStats* stats) const;
   absl::Status Abort(absl::Status why);
@@ -140,14 +149,14 @@ class HybridAttention {
   const Options options_;
   ops::Ops& ops_;
   const kvcache::BlockTable& blocks_;
-  std::unique_ptr<LayerProgress[]> layers_;
-  StepAttention attention_;
+  std::unique_ptr<TurnProgress[]> turns_;
+  std::vector<StepAttention> micro_batches_;
   StepContext step_;
   std::unique_ptr<CpuAttention> cpu_;
   // Their threads use what is above.
   std::unique_ptr<LinkPump> pump_;
   std::unique_ptr<WorkerTeam> team_;
-  std::vector<LayerTimes> layer_times_;
+  std::vector<TurnTimes> turn_times_;
   std::deque<OpTime> attend_times_;
   double begin_s_ = 0;
   uint64_t epoch_ = 0;

@@ -107,8 +107,8 @@ const std::deque<CopyRecord>& LinkPump::FinishCopies() {
 void LinkPump::Loop() {
   while (std::optional<StepContext*> next = steps_.Pop()) {
     StepContext& step = **next;
-    for (int layer = 0; layer < step.num_layers; ++layer) {
-      if (!StreamLayer(step, layer)) break;
+    for (int turn = 0; turn < step.num_turns; ++turn) {
+      if (!StreamTurn(step, turn)) break;
     }
     std::lock_guard lock(mutex_);
     busy_ = false;
@@ -116,9 +116,9 @@ void LinkPump::Loop() {
   }
 }
 
-bool LinkPump::Stopped(StepContext& step, int layer) const {
+bool LinkPump::Stopped(StepContext& step, int turn) const {
   if (step.abort.load(std::memory_order_relaxed)) return true;
-  return step.hook && !step.hook(Side::kLink, layer);
+  return step.hook && !step.hook(Side::kLink, turn);
 }
 
 int64_t LinkPump::ClaimBlocks(const MeetCursor& cursor, bool guided, int64_t slot_blocks,
@@ -127,33 +127,32 @@ int64_t LinkPump::ClaimBlocks(const MeetCursor& cursor, bool guided, int64_t slo
   return std::clamp(cursor.remaining() / 8, std::min(smallest, slot_blocks), slot_blocks);
 }
 
-bool LinkPump::StreamLayer(StepContext& step, int layer) {
-  const RunList& runs = step.attention->runs;
+bool LinkPump::StreamTurn(StepContext& step, int turn) {
+  const RunList& runs = step.attention(turn).runs;
   std::vector<Run> parts;
   runs.stream.Slice(0, runs.stream.num_blocks(), &parts);
   if (!step.handoff) runs.host.Slice(0, runs.host.num_blocks(), &parts);
-  if (!parts.empty() && (Stopped(step, layer) || !StreamParts(step, layer, parts))) return false;
+  if (!parts.empty() && (Stopped(step, turn) || !StreamParts(step, turn, parts))) return false;
 
-  MeetCursor& cursor = step.layers[layer].swing;
+  MeetCursor& cursor = step.turns[turn].swing;
   const int64_t smallest =
       std::max<int64_t>(1, kSmallestGuidedBytes / options_.geometry.block_bytes());
   while (true) {
-    if (Stopped(step, layer)) return false;
+    if (Stopped(step, turn)) return false;
     const MeetCursor::Claim claim =
         cursor.ClaimFront(ClaimBlocks(cursor, step.guided, slot_blocks_, smallest));
     if (claim.count == 0) break;
     parts.clear();
     runs.swing.Slice(claim.first, claim.count, &parts);
-    if (!StreamParts(step, layer, parts)) return false;
+    if (!StreamParts(step, turn, parts)) return false;
   }
-  if (step.handoff) step.SignalIfDone(layer);
-  return waves_->Push(
-      {.layer = layer, .end_of_layer = true, .spans = {}, .landed = {}, .slot = -1});
+  if (step.handoff) step.SignalIfDone(turn);
+  return waves_->Push({.turn = turn, .end_of_turn = true, .spans = {}, .landed = {}, .slot = -1});
 }
 
-bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>& parts) {
+bool LinkPump::StreamParts(StepContext& step, int turn, const std::vector<Run>& parts) {
   const int64_t block_bytes = options_.geometry.block_bytes();
-  Wave wave{.layer = layer, .end_of_layer = false, .spans = {}, .landed = {}, .slot = -1};
+  Wave wave{.turn = turn, .end_of_turn = false, .spans = {}, .landed = {}, .slot = -1};
   Piece piece;
   int64_t slot_used = 0;
   const auto hand_over = [&] {
@@ -161,7 +160,7 @@ bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>&
     if (!CopyPiece(step, &piece)) return false;
     wave.landed = device_.upload().Record();
     const bool pushed = waves_->Push(std::move(wave));
-    wave = Wave{.layer = layer, .end_of_layer = false, .spans = {}, .landed = {}, .slot = -1};
+    wave = Wave{.turn = turn, .end_of_turn = false, .spans = {}, .landed = {}, .slot = -1};
     slot_used = 0;
     return pushed;
   };
@@ -172,7 +171,7 @@ bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>&
       std::byte* to = nullptr;
       if (part.retain_index >= 0) {
         to = step.blocks->region(kvcache::RegionKind::kDevice)
-                 .Address(layer, part.retain_index + done);
+                 .Address(step.layer(turn), part.retain_index + done);
       } else {
         if (slot_used == slot_blocks_ && !hand_over()) return false;
         if (wave.slot < 0) {
@@ -185,7 +184,7 @@ bool LinkPump::StreamParts(StepContext& step, int layer, const std::vector<Run>&
         to = SlotAddress(wave.slot) + slot_used * block_bytes;
         slot_used += count;
       }
-      const std::byte* from = region.Address(layer, part.first_index + done);
+      const std::byte* from = region.Address(step.layer(turn), part.first_index + done);
       // Runs of several sequences often lie one after the other: that is one copy.
       if (!piece.Extend(to, from, count * block_bytes)) {
         if (!CopyPiece(step, &piece)) return false;

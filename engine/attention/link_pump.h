@@ -1,5 +1,5 @@
-// Streams a step's spilled runs over the link, layer after layer, through a staging ring. It never
-// waits for a query: when a layer's list is exhausted it goes on with the next one, as far as the
+// Streams a step's spilled runs over the link, turn after turn, through a staging ring. It never
+// waits for a query: when a turn's list is exhausted it goes on with the next one, as far as the
 // ring has room.
 #pragma once
 
@@ -23,8 +23,8 @@ namespace writescope::attention {
 
 // What has been put on the way: the device may attend to `spans` once `landed`.
 struct Wave {
-  int layer = 0;
-  bool end_of_layer = false;  // Nothing more comes for this layer; `spans` is then empty.
+  int turn = 0;
+  bool end_of_turn = false;  // Nothing more comes for this turn; `spans` is then empty.
   std::vector<ops::AttendSpan> spans;
   device::Event landed;
   int slot = -1;  // Of the ring, to be given back with Release; -1 without one.
@@ -89,10 +89,10 @@ class LinkPump {
   };
   LinkPump(const Options& options, device::Device& device, device::Buffer ring);
   void Loop();
-  bool StreamLayer(StepContext& step, int layer);
-  bool Stopped(StepContext& step, int layer) const;
+  bool StreamTurn(StepContext& step, int turn);
+  bool Stopped(StepContext& step, int turn) const;
   // Copies the parts and hands them over as waves. False: told to stop.
-  bool StreamParts(StepContext& step, int layer, const std::vector<Run>& parts);
+  bool StreamParts(StepContext& step, int turn, const std::vector<Run>& parts);
   // Bytes to be copied in one go.
   struct Piece {
     std::byte* to = nullptr;

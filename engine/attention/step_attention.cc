@@ -10,6 +10,7 @@ StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
                                  std::span<const StepSequence> sequences, int64_t retain_keep_free,
                                  std::vector<int>* retained) {
   StepAttention step;
+  if (!sequences.empty()) step.first_row = sequences.front().first_row;
   std::vector<std::vector<PlacedBlock>> placed(sequences.size());
   kvcache::BlockTable& blocks = cache.mutable_blocks();
   absl::flat_hash_map<int, int> retain_index;
@@ -34,7 +35,7 @@ StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
     for (const kvcache::OpenSpan& span : view.open) {
       step.open.push_back({static_cast<int>(reader), span});
     }
-    step.rows.push_back({.first_row = sequences[reader].first_row,
+    step.rows.push_back({.first_row = sequences[reader].first_row - step.first_row,
                          .num_rows = plan.num_tokens,
                          .first_position = plan.first_position});
     step.num_rows += plan.num_tokens;
@@ -43,21 +44,21 @@ StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
   return step;
 }
 
-bool StepContext::AllClaimed(int layer) const {
-  const LayerProgress& progress = layers[layer];
-  return progress.host_claimed.load(std::memory_order_seq_cst) >= host_blocks() &&
+bool StepContext::AllClaimed(int turn) const {
+  const TurnProgress& progress = turns[turn];
+  return progress.host_claimed.load(std::memory_order_seq_cst) >= host_blocks(turn) &&
          progress.swing.exhausted();
 }
 
-void StepContext::SignalIfDone(int layer) {
-  if (!AllClaimed(layer)) return;
+void StepContext::SignalIfDone(int turn) {
+  if (!AllClaimed(turn)) return;
   // Claims are final from here on, so the two counts can be compared. Whoever claims last and
   // whoever reports last may both be here; sequential consistency makes at least one of them see
   // both counts complete.
-  const LayerProgress& progress = layers[layer];
-  const int64_t claimed = host_blocks() + progress.swing.back();
+  const TurnProgress& progress = turns[turn];
+  const int64_t claimed = host_blocks(turn) + progress.swing.back();
   if (progress.cpu_reported.load(std::memory_order_seq_cst) == claimed) {
-    flags[layer].cpu_done.store(epoch, std::memory_order_release);
+    flags[turn].cpu_done.store(epoch, std::memory_order_release);
   }
 }
 

@@ -171,7 +171,8 @@ PrefixIndex::EntryId BlockTable::Index(int id, PrefixIndex::EntryId parent,
 
 int BlockTable::BeginRetain(int id, int64_t keep_free) {
   Block& b = block(id);
-  CHECK(b.retained_index < 0 && IsSpilled(b.region)) << "block " << id;
+  CHECK(IsSpilled(b.region)) << "block " << id;
+  if (b.retained_index >= 0) return -1;
   Region& vram = region_ref(RegionKind::kDevice);
   if (vram.free_blocks() <= keep_free) return -1;
   b.retained_index = vram.Allocate(last_retained_index_);

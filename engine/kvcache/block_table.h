@@ -75,8 +75,9 @@ class BlockTable {
   // Makes a sealed block findable; the entry that stands for its content.
   PrefixIndex::EntryId Index(int id, PrefixIndex::EntryId parent, std::span<const TokenId> tokens);
 
-  // A free device block to keep a copy of block `id` in, -1 without room above `keep_free`. It is
-  // read once FinishRetain says that the copy has landed; without that it is given back.
+  // A free device block to keep a copy of block `id` in; -1 without room above `keep_free`, or when
+  // a copy is on its way already. It is read once FinishRetain says that the copy has landed;
+  // without that it is given back.
   int BeginRetain(int id, int64_t keep_free);
   void FinishRetain(int id, bool landed);
   // While locked no retained copy is dropped: a step is reading them.

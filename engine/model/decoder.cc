@@ -143,23 +143,47 @@ const float* Decoder::NormAfter(int layer) const {
                                        : weights_.final_norm;
 }
 
+void* Decoder::HiddenRows(void* base) const {
+  return Offset(base, int64_t{first_row_} * config_.hidden_size * ops_.activation_bytes());
+}
+
+float* Decoder::q() const { return q_ + int64_t{first_row_} * config_.num_heads * geometry_.k_dim; }
+
+ops::ExpertChoice Decoder::Choice(int layer) const {
+  ops::ExpertChoice choice = choice_hook_ ? choice_hook_(layer) : ops::ExpertChoice();
+  const int64_t skip = int64_t{first_row_} * config_.moe.experts_per_token;
+  if (choice.record != nullptr) choice.record += skip;
+  if (choice.replay != nullptr) choice.replay += skip;
+  return choice;
+}
+
 void Decoder::Norm(const float* weight) {
-  ops_.RmsNorm(num_rows_, config_.hidden_size, x_, weight, static_cast<float>(config_.rms_eps),
-               normed_);
+  ops_.RmsNorm(num_rows_, config_.hidden_size, x(), weight, static_cast<float>(config_.rms_eps),
+               normed());
+}
+
+void Decoder::SelectRows(int first_row, int num_rows) {
+  CHECK_LE(first_row + num_rows, step_rows_);
+  first_row_ = first_row;
+  num_rows_ = num_rows;
 }
 
 void Decoder::Embed(std::span<const TokenId> tokens) {
-  num_rows_ = static_cast<int>(tokens.size());
-  CHECK_LE(num_rows_, limits_.max_rows);
+  StartStep(static_cast<int>(tokens.size()));
   ops_.Embed(tokens, weights_.embed, x_);
   Norm(NormAfter(-1));
 }
 
-void Decoder::EmbedStaged(int num_rows) {
-  num_rows_ = num_rows;
-  CHECK_LE(num_rows_, limits_.max_rows);
+void Decoder::StartStep(int num_rows) {
+  step_rows_ = num_rows;
+  CHECK_LE(step_rows_, limits_.max_rows);
+  SelectRows(0, step_rows_);
+}
+
+void Decoder::EmbedStaged() {
   ops_.EmbedStaged(limits_.staged_step, weights_.embed, x_);
-  Norm(NormAfter(-1));
+  ops_.RmsNorm(step_rows_, config_.hidden_size, x_, NormAfter(-1),
+               static_cast<float>(config_.rms_eps), normed_);
 }
 
 void Decoder::BeforeAttention(int layer, std::span<const int64_t> positions,
@@ -173,7 +197,7 @@ void Decoder::StagedLayer(int layer) {
   BeforeStagedAttention(layer);
   ops_.AttendStaged({.step = limits_.staged_step,
                      .layer = layer,
-                     .q = q_,
+                     .q = q(),
                      .state = state_,
                      .out_dim = AttentionOutDim(config_),
                      .out = attention_out_});
@@ -183,13 +207,13 @@ void Decoder::StagedLayer(int layer) {
 void Decoder::BeforeAttention(int layer, const Places& places) {
   const DeviceAttentionWeights& w = weights_.layers[static_cast<size_t>(layer)].attention;
   if (w.first_proj.has_value()) {
-    ops_.Linear(num_rows_, normed_, *w.first_proj, q_proj_);
+    ops_.Linear(num_rows_, normed(), *w.first_proj, q_proj_);
   } else if (w.q_proj.has_value()) {
-    ops_.Linear(num_rows_, normed_, *w.q_proj, q_proj_);
+    ops_.Linear(num_rows_, normed(), *w.q_proj, q_proj_);
   } else {
     void* q_latent_normed = Offset(
         q_latent_, int64_t{limits_.max_rows} * config_.q_lora_rank * ops_.activation_bytes());
-    ops_.Linear(num_rows_, normed_, *w.q_a_proj, q_latent_);
+    ops_.Linear(num_rows_, normed(), *w.q_a_proj, q_latent_);
     ops_.RmsNorm(num_rows_, config_.q_lora_rank, q_latent_, w.q_a_norm,
                  static_cast<float>(config_.q_a_norm_eps), q_latent_normed);
     ops_.Linear(num_rows_, q_latent_normed, *w.q_b_proj, q_proj_);
@@ -210,8 +234,8 @@ void Decoder::BeforeGqa(const DeviceAttentionWeights& w, const Places& places) {
     v = Offset(q_proj_, (w.q_proj->rows + w.k_proj->rows) * ops_.activation_bytes());
     stride = w.first_proj->rows;
   } else {
-    ops_.Linear(num_rows_, normed_, *w.k_proj, k_proj_);
-    ops_.Linear(num_rows_, normed_, *w.v_proj, v_proj_);
+    ops_.Linear(num_rows_, normed(), *w.k_proj, k_proj_);
+    ops_.Linear(num_rows_, normed(), *w.v_proj, v_proj_);
   }
   ops_.GqaPrepare({.num_tokens = num_rows_,
                    .num_heads = config_.num_heads,
@@ -228,9 +252,10 @@ void Decoder::BeforeGqa(const DeviceAttentionWeights& w, const Places& places) {
                    .scale_log2 = config_.softmax_scale * std::numbers::log2e_v<float>,
                    .staged_layer = places.staged_layer,
                    .staged_step = limits_.staged_step,
+                   .staged_first_row = first_row_,
                    .positions = places.positions,
                    .targets = places.targets,
-                   .q_out = q_});
+                   .q_out = q()});
 }
 
 void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
@@ -240,7 +265,7 @@ void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
     kv_a = Offset(q_proj_, w.q_proj->rows * ops_.activation_bytes());
     stride = w.first_proj->rows;
   } else {
-    ops_.Linear(num_rows_, normed_, *w.kv_a_proj, k_proj_);
+    ops_.Linear(num_rows_, normed(), *w.kv_a_proj, k_proj_);
   }
   ops_.MlaPrepare({.num_tokens = num_rows_,
                    .num_heads = config_.num_heads,
@@ -258,9 +283,10 @@ void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
                    .key_up = w.key_up,
                    .staged_layer = places.staged_layer,
                    .staged_step = limits_.staged_step,
+                   .staged_first_row = first_row_,
                    .positions = places.positions,
                    .targets = places.targets,
-                   .q_out = q_});
+                   .q_out = q()});
 }
 
 void Decoder::AfterAttention(int layer) {
@@ -270,10 +296,10 @@ void Decoder::AfterAttention(int layer) {
     ops_.MlaOutput(num_rows_, w.attention.value_up, attention_out_, head_out_);
     heads = head_out_;
   }
-  ops_.Linear(num_rows_, heads, w.attention.o_proj, x_, /*accumulate=*/true);
+  ops_.Linear(num_rows_, heads, w.attention.o_proj, x(), /*accumulate=*/true);
   if (w.dense.has_value()) {
     Norm(w.post_norm);
-    ops_.Mlp(num_rows_, normed_, *w.dense, x_);
+    ops_.Mlp(num_rows_, normed(), *w.dense, x());
     Norm(NormAfter(layer));
     return;
   }
@@ -281,7 +307,7 @@ void Decoder::AfterAttention(int layer) {
   const bool grouped = moe.topk_method == TopkMethod::kGroupLimited;
   ops_.Moe({.num_tokens = num_rows_,
             .hidden = config_.hidden_size,
-            .out = x_,
+            .out = x(),
             .router = w.router,
             .experts = w.experts,
             .shared = w.shared.has_value() ? &*w.shared : nullptr,
@@ -290,11 +316,11 @@ void Decoder::AfterAttention(int layer) {
             .routed_scale = static_cast<float>(moe.routed_scaling),
             .num_groups = grouped ? moe.num_groups : 1,
             .topk_groups = grouped ? moe.topk_groups : 1,
-            .choice = choice_hook_ ? choice_hook_(layer) : ops::ExpertChoice(),
+            .choice = Choice(layer),
             .first_norm = w.post_norm,
             .norm = NormAfter(layer),
             .norm_eps = static_cast<float>(config_.rms_eps),
-            .normed = normed_});
+            .normed = normed()});
 }
 
 void Decoder::Logits(std::span<const int> rows, kernels::RowMax* largest) {
@@ -305,8 +331,8 @@ void Decoder::Logits(std::span<const int> rows, kernels::RowMax* largest) {
 }
 
 void Decoder::AllLogits(kernels::RowMax* largest) {
-  CHECK_LE(num_rows_, limits_.max_logit_rows);
-  LogitsOf(num_rows_, normed_, largest);
+  CHECK_LE(step_rows_, limits_.max_logit_rows);
+  LogitsOf(step_rows_, normed_, largest);
 }
 
 void Decoder::LogitsOf(int num_rows, const void* normed, kernels::RowMax* largest) {

@@ -58,14 +58,19 @@ class Decoder {
   // [count, vocab].
   void DownloadLogits(int64_t first, int64_t count, float* to);
 
-  // The same for the step of `num_rows` rows that is staged (Ops::StageStep). Nothing here takes
-  // arrays from the host, so all of it can be recorded.
-  void EmbedStaged(int num_rows);
+  // The same for the step of `num_rows` rows that is staged (Ops::StageStep). StartStep and
+  // SelectRows submit nothing; what the others submit takes no arrays from the host, so that it can
+  // be recorded.
+  void StartStep(int num_rows);
+  // From here on BeforeStagedAttention, AfterAttention and q() are of these rows only: those of a
+  // micro-batch, whose attention comes between. At first all rows of the step are selected.
+  void SelectRows(int first_row, int num_rows);
+  void EmbedStaged();  // All rows
   void BeforeStagedAttention(int layer);
-  void StagedLayer(int layer);  // Its attention, too
-  void AllLogits(kernels::RowMax* largest);
+  void StagedLayer(int layer);               // Its attention, too
+  void AllLogits(kernels::RowMax* largest);  // Of all rows
 
-  float* q() const { return q_; }  // [rows, heads, k_dim]
+  float* q() const;  // Of the selected rows [rows, heads, k_dim]
   ops::AttendState state() const { return state_; }
   void* attention_out() const { return attention_out_; }  // [rows, heads, AttentionOutDim]
   int max_rows() const { return limits_.max_rows; }
@@ -87,6 +92,11 @@ class Decoder {
   void BeforeMla(const DeviceAttentionWeights& w, const Places& places);
   // Of the rows in x_, what the layer after `layer` (-1: before all), or the logits, begin with.
   const float* NormAfter(int layer) const;
+  // The selected rows of x_ and normed_.
+  void* x() const { return HiddenRows(x_); }
+  void* normed() const { return HiddenRows(normed_); }
+  void* HiddenRows(void* base) const;
+  ops::ExpertChoice Choice(int layer) const;
   void Norm(const float* weight);
   void LogitsOf(int num_rows, const void* normed, kernels::RowMax* largest);
   ops::Rope rope() const;
@@ -97,10 +107,13 @@ class Decoder {
   ops::Ops& ops_;
   const Limits limits_;
   device::Buffer memory_;
+  int step_rows_ = 0;
+  int first_row_ = 0;  // The selected rows
   int num_rows_ = 0;
   ChoiceHook choice_hook_;
 
-  // Activations, [max_rows, ...] each.
+  // Activations, [max_rows, ...] each. x_, normed_ and q_ hold the rows of the whole step, where
+  // they outlive the call that makes them; the others begin with the first of the selected rows.
   void* x_ = nullptr;         // hidden: the residual stream
   void* normed_ = nullptr;    // hidden: the norm of x_ that the next product takes
   void* q_proj_ = nullptr;    // heads * qk_head_dim; with first_proj as wide as that

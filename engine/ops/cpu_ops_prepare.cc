@@ -120,8 +120,13 @@ void CpuOps::FillPlaces(const Args& args, std::vector<int64_t>* positions,
                         std::vector<KvTarget>* targets) {
   const bool staged = args.staged_layer >= 0;
   StagedStep& step = staged_[args.staged_step];
-  const std::span<const int64_t> at = staged ? step.positions() : args.positions;
-  const std::span<const KvTarget> to = staged ? step.TargetsOf(args.staged_layer) : args.targets;
+  const auto staged_rows = [&](auto rows) {
+    return rows.subspan(static_cast<size_t>(args.staged_first_row),
+                        static_cast<size_t>(args.num_tokens));
+  };
+  const std::span<const int64_t> at = staged ? staged_rows(step.positions()) : args.positions;
+  const std::span<const KvTarget> to =
+      staged ? staged_rows(step.TargetsOf(args.staged_layer)) : args.targets;
   CheckTargets(args.kv, args.num_tokens, at, to);
   positions->assign(at.begin(), at.end());
   targets->assign(to.begin(), to.end());

@@ -73,9 +73,11 @@ struct GqaPrepareArgs {
   float norm_eps = 0;
   Rope rope;
   float scale_log2 = 0;  // log2(e) * softmax scale; multiplies q.
-  // From 0 on: positions and targets are those of the staged step `staged_step`, for this layer.
+  // From 0 on: positions and targets are those of the staged step `staged_step`, for this layer and
+  // the step's rows from `staged_first_row` on.
   int staged_layer = -1;
   int staged_step = 0;
+  int staged_first_row = 0;
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
   float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]; padding is zero.
@@ -99,6 +101,7 @@ struct MlaPrepareArgs {
       key_up;             // [num_heads] of [latent, nope]: the absorbed key projection, transposed
   int staged_layer = -1;  // As in GqaPrepareArgs
   int staged_step = 0;
+  int staged_first_row = 0;
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
   float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]: latent part, rope part, zeros

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -13,11 +12,6 @@ namespace writescope::runtime {
 namespace {
 
 using kvcache::RegionKind;
-
-// Staged steps: a resident one may run inside one with spilled KV.
-constexpr int kResidentStep = 0;
-constexpr int kSpilledStep = 1;
-static_assert(kSpilledStep < ops::kStagedSteps);
 
 // Prompt log-probabilities are computed this many rows at a time.
 constexpr int kMinLogitRows = 32;
@@ -46,24 +40,18 @@ kvcache::InplaceKvCache::Options CacheOptions(const model::ModelConfig& config,
 model::Decoder::Limits MainLimits(const ModelRunner::Options& options) {
   return {.max_rows = MaxRows(options),
           .max_logit_rows = MaxLogitRows(options),
-          .staged_step = kSpilledStep};
+          .staged_step = ModelRunner::kSpilledStep};
 }
 model::Decoder::Limits ResidentLimits(const ModelRunner::Options& options) {
   return {.max_rows = options.max_sequences,
           .max_logit_rows = options.max_sequences,
-          .staged_step = kResidentStep};
+          .staged_step = ModelRunner::kResidentStep};
 }
-
-std::optional<StepShape> ShapeIf(bool has_shape, const StepShape& shape) {
-  return has_shape ? std::optional(shape) : std::nullopt;
-}
-
-absl::Status GivenUp() { return absl::CancelledError("every request of the step was cancelled"); }
 
 attention::CpuAttention::Options CpuOptions(const model::ModelConfig& config,
                                             const ModelRunner::Options& options) {
   return {.geometry = model::GeometryOf(config, options.kv_dtype),
-          .num_layers = config.num_layers,
+          .max_turns = attention::kMaxMicroBatches * config.num_layers,
           .num_heads = config.num_heads,
           .max_rows = options.max_sequences,
           .num_workers = options.num_workers,
@@ -168,32 +156,8 @@ StepBytes ModelRunner::BytesOf(std::span<const int> slots) const {
   return bytes;
 }
 
-absl::StatusOr<double> ModelRunner::MeasureDense(int batch_size) {
-  std::vector<int> slots;
-  std::vector<TokenId> tokens;
-  for (int i = 0; i < batch_size; ++i) {
-    slots.push_back(cache_->AddSequence(1));
-    CHECK_GE(slots.back(), 0);
-    // Each its own token: a router sends equal ones to the same experts.
-    tokens.push_back(static_cast<TokenId>(int64_t{7919} * (i + 1) % config_.vocab_size));
-  }
-  std::vector<StepSlice> slices;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    slices.push_back(
-        {.slot = slots[i], .tokens = std::span(tokens).subspan(i, 1), .only_largest = true});
-  }
-  int full_slice = -1;
-  const double began_s = device::NowSeconds();
-  const absl::Status status = RunResident(
-      slices, [](int, int64_t, const RowLogits&) {}, &full_slice, /*may_replay=*/false);
-  const double seconds = device::NowSeconds() - began_s;
-  for (const int slot : slots) cache_->RemoveSequence(slot);
-  RETURN_IF_ERROR(status);
-  return seconds;
-}
-
-absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, int64_t retain_keep_free,
-                                  Step* step, int* full_slice) {
+absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, MicroBatches micro_batches,
+                                  int64_t retain_keep_free, Step* step, int* full_slice) {
   int workspace_used = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     const StepSlice& slice = slices[i];
@@ -210,28 +174,35 @@ absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, int64_t ret
       return status;
     }
   }
-  std::vector<attention::StepSequence> sequences;
-  for (size_t i = 0; i < slices.size(); ++i) {
-    const StepSlice& slice = slices[i];
-    const int first_row = static_cast<int>(step->tokens.size());
-    sequences.push_back({.plan = &step->plans[i], .first_row = first_row});
-    step->tokens.insert(step->tokens.end(), slice.tokens.begin(), slice.tokens.end());
-    const int num_tokens = static_cast<int>(slice.tokens.size());
-    for (int t = 0; t < num_tokens; ++t) {
-      step->positions.push_back(step->plans[i].first_position + t);
-      if (slice.logits == LogitsOf::kNone) continue;
-      if (slice.logits == LogitsOf::kLast && t + 1 < num_tokens) continue;
-      step->logit_rows.push_back(first_row + t);
-      step->logit_slices.push_back(static_cast<int>(i));
-      step->only_largest.push_back(slice.only_largest);
+  for (std::vector<int>& part : micro_batches) {
+    std::vector<attention::StepSequence> sequences;
+    for (const int i : part) {
+      const size_t at = static_cast<size_t>(i);
+      sequences.push_back(
+          {.plan = &step->plans[at], .first_row = static_cast<int>(step->tokens.size())});
+      AddRows(slices[at], i, step);
     }
+    step->parts.push_back({.slices = std::move(part),
+                           .attention = attention::BuildStepAttention(
+                               *cache_, sequences, retain_keep_free, &step->retained)});
   }
-  step->attention =
-      attention::BuildStepAttention(*cache_, sequences, retain_keep_free, &step->retained);
-  step->targets.resize(step->tokens.size());
   absl::Status intact = VerifyBlocks(*step, full_slice);
   if (!intact.ok()) Abandon(*step);
   return intact;
+}
+
+void ModelRunner::AddRows(const StepSlice& slice, int index, Step* step) {
+  const int first_row = static_cast<int>(step->tokens.size());
+  const int num_tokens = static_cast<int>(slice.tokens.size());
+  step->tokens.insert(step->tokens.end(), slice.tokens.begin(), slice.tokens.end());
+  for (int t = 0; t < num_tokens; ++t) {
+    step->positions.push_back(step->plans[static_cast<size_t>(index)].first_position + t);
+    if (slice.logits == LogitsOf::kNone) continue;
+    if (slice.logits == LogitsOf::kLast && t + 1 < num_tokens) continue;
+    step->logit_rows.push_back(first_row + t);
+    step->logit_slices.push_back(index);
+    step->only_largest.push_back(slice.only_largest);
+  }
 }
 
 absl::Status ModelRunner::VerifyBlocks(const Step& step, int* bad_slice) const {
@@ -246,84 +217,45 @@ absl::Status ModelRunner::VerifyBlocks(const Step& step, int* bad_slice) const {
   return absl::OkStatus();
 }
 
-void ModelRunner::FillTargets(Step& step, int layer) const {
-  size_t row = 0;
-  for (const kvcache::WritePlan& plan : step.plans) {
-    for (const kvcache::UnitWrite& write : plan.units) {
-      std::byte* block = write.target.At(layer);
-      for (int slot = 0; slot < write.num_slots; ++slot) {
-        step.targets[row++] = {.block = block, .slot = write.first_slot + slot};
-      }
-    }
-  }
+bool ModelRunner::IsDecode(std::span<const StepSlice> slices) const {
+  return static_cast<int>(slices.size()) <= options_.max_sequences &&
+         std::all_of(slices.begin(), slices.end(), [](const StepSlice& slice) {
+           return slice.tokens.size() == 1 && slice.logits != LogitsOf::kNone;
+         });
 }
 
-absl::Status ModelRunner::AttendLayer(const Step& step, int layer, const StepOptions& options) {
-  for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
-  return attention_->AttendLayer(layer, decoder_->q(), decoder_->state(), decoder_->attention_out(),
-                                 options.between);
+MicroBatches ModelRunner::InOne(size_t num_slices) {
+  MicroBatches one(1);
+  for (size_t i = 0; i < num_slices; ++i) one[0].push_back(static_cast<int>(i));
+  return one;
 }
 
-absl::Status ModelRunner::RunLayers(Step& step, int64_t num_logits, const StepOptions& options) {
-  decoder_->Embed(step.tokens);
-  for (int layer = 0; layer < config_.num_layers; ++layer) {
-    if (options.cancelled && options.cancelled()) return GivenUp();
-    FillTargets(step, layer);
-    cache_->AwaitWorkspace(layer);
-    decoder_->BeforeAttention(layer, step.positions, step.targets);
-    RETURN_IF_ERROR(AttendLayer(step, layer, options));
-    decoder_->AfterAttention(layer);
+MicroBatches ModelRunner::SplitInTwo(std::span<const int> slots) const {
+  std::vector<SequenceLoad> sequences;
+  for (const int slot : slots) {
+    const std::span<const int> blocks = cache_->SealedBlocks(slot);
+    sequences.push_back({.spilled_bytes = SpilledBytes({&slot, 1}),
+                         .first_block = blocks.empty() ? -1 : blocks.front()});
   }
-  if (num_logits > 0) {
-    decoder_->Logits(std::span(step.logit_rows).first(static_cast<size_t>(num_logits)),
-                     logits_.largest_of_rows());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ModelRunner::RunDecodeLayers(Step& step, const StepOptions& options) {
-  const int num_layers = config_.num_layers;
-  const int num_rows = static_cast<int>(step.tokens.size());
-  // Attention takes what it finds on the device call by call: nothing of it is staged.
-  const bool can_replay = Stage(kSpilledStep, step, {}) && !decoder_->has_choice_hook();
-  StepRecordings::Step recorded =
-      recordings_.Begin(ShapeIf(can_replay, {.spilled = true, .rows = num_rows}), num_layers + 1);
-  // Attention and what waits for the CPU depends on the step; all that lies between is the same.
-  for (int layer = 0; layer <= num_layers; ++layer) {
-    if (options.cancelled && layer < num_layers && options.cancelled()) return GivenUp();
-    recorded.Submit([&] {
-      if (layer == 0) {
-        decoder_->EmbedStaged(num_rows);
-      } else {
-        decoder_->AfterAttention(layer - 1);
-      }
-      if (layer < num_layers) {
-        decoder_->BeforeStagedAttention(layer);
-      } else {
-        decoder_->AllLogits(logits_.largest_of_rows());
-      }
-    });
-    if (layer < num_layers) RETURN_IF_ERROR(AttendLayer(step, layer, options));
-  }
-  return absl::OkStatus();
-}
-
-bool ModelRunner::IsDecode(const Step& step) const {
-  return step.tokens.size() == step.plans.size() && step.logit_rows.size() == step.tokens.size() &&
-         static_cast<int>(step.tokens.size()) <= options_.max_sequences;
+  return runtime::SplitInTwo(sequences);
 }
 
 absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
                                             const StepOptions& options, const LogitsSink& sink,
                                             int* full_slice) {
   Step step;
-  absl::Status status = Prepare(slices, options.retain_keep_free, &step, full_slice);
+  const bool is_decode = IsDecode(slices);
+  const bool in_parts = is_decode && !options.micro_batches.empty();
+  absl::Status status = Prepare(slices, in_parts ? options.micro_batches : InOne(slices.size()),
+                                options.retain_keep_free, &step, full_slice);
   RETURN_IF_ERROR(status);
   cache_->mutable_blocks().LockRetained(true);
-  attention_->BeginStep(step.attention, options.share);
+  std::vector<attention::StepAttention> parts;
+  for (const MicroBatch& part : step.parts) parts.push_back(part.attention);
+  attention_->BeginStep(std::move(parts), options.share);
   const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
   const int64_t first_batch = std::min<int64_t>(num_logits, decoder_->max_logit_rows());
-  status = IsDecode(step) ? RunDecodeLayers(step, options) : RunLayers(step, first_batch, options);
+  status = is_decode ? RunDecodeLayers(step, options) : RunLayers(step, first_batch, options);
   absl::StatusOr<attention::AttentionStats> stats = attention::AttentionStats();
   if (status.ok()) {
     DownloadLogits(step, 0, first_batch, *decoder_, logits_);
@@ -350,68 +282,12 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
   }
   StepResult result;
   result.attention = *stats;
-  result.slices = Attribute(step, stats->mean_cut_blocks, options.share.handoff);
+  result.micro_batches = static_cast<int>(step.parts.size());
+  result.slices.resize(slices.size());
+  for (size_t i = 0; i < step.parts.size(); ++i) {
+    Attribute(step.parts[i], stats->mean_cut_blocks[i], options.share.handoff, &result.slices);
+  }
   return result;
-}
-
-bool ModelRunner::Stage(int staged_step, const Step& step,
-                        const attention::HybridAttention::DeviceSpans& spans) {
-  std::vector<ops::KvTarget> targets;
-  for (const kvcache::WritePlan& plan : step.plans) {
-    for (const kvcache::UnitWrite& write : plan.units) {
-      // A token goes to its sequence's tail, which has room for every layer.
-      CHECK_GE(write.target.period, config_.num_layers);
-      for (int slot = 0; slot < write.num_slots; ++slot) {
-        targets.push_back({.block = write.target.At(0),
-                           .slot = write.first_slot + slot,
-                           .layer_stride_bytes = write.target.stride_bytes});
-      }
-    }
-  }
-  for (const attention::StepAttention::Open& open : step.attention.open) {
-    CHECK_GE(open.span.address.period, config_.num_layers);
-  }
-  return ops_.StageStep({.step = staged_step,
-                         .kv = cache_->blocks().geometry(),
-                         .num_heads = config_.num_heads,
-                         .tokens = step.tokens,
-                         .positions = step.positions,
-                         .targets = targets,
-                         .spans = spans.spans,
-                         .readers = spans.readers,
-                         .rows = step.attention.rows});
-}
-
-absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
-                                      int* full_slice, bool may_replay) {
-  Step step;
-  RETURN_IF_ERROR(Prepare(slices, /*retain_keep_free=*/-1, &step, full_slice));
-  if (step.attention.runs.spilled_blocks() > 0) {
-    Abandon(step);
-    return absl::InternalError("a resident step over spilled blocks");
-  }
-  const int num_rows = static_cast<int>(step.tokens.size());
-  const bool all_logits = step.logit_rows.size() == step.tokens.size();
-  kernels::RowMax* largest = resident_logits_.largest_of_rows();
-  const bool is_same =
-      Stage(kResidentStep, step, attention_->SpansOnDevice(step.attention, /*layer=*/0));
-  const bool can_replay =
-      is_same && all_logits && may_replay && !resident_decoder_->has_choice_hook();
-  recordings_.Begin(ShapeIf(can_replay, {.rows = num_rows}), /*num_parts=*/1).Submit([&] {
-    resident_decoder_->EmbedStaged(num_rows);
-    for (int layer = 0; layer < config_.num_layers; ++layer) resident_decoder_->StagedLayer(layer);
-    if (all_logits) resident_decoder_->AllLogits(largest);
-  });
-  const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
-  if (!all_logits && num_logits > 0) resident_decoder_->Logits(step.logit_rows, largest);
-  DownloadLogits(step, 0, num_logits, *resident_decoder_, resident_logits_);
-  for (int layer = 0; layer < config_.num_layers; ++layer) {
-    for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
-  }
-  RETURN_IF_ERROR(ops_.device().compute().Record().Wait(absl::InfiniteDuration()));
-  Finish(slices, step);
-  EmitLogits(step, 0, num_logits, resident_logits_, sink);
-  return absl::OkStatus();
 }
 
 void ModelRunner::Finish(std::span<const StepSlice> slices, Step& step) {
@@ -453,16 +329,18 @@ void ModelRunner::EmitLogits(const Step& step, int64_t first, int64_t count,
   }
 }
 
-std::vector<SliceAttention> ModelRunner::Attribute(const Step& step, double cut_blocks,
-                                                   bool handoff) const {
-  std::vector<SliceAttention> slices(step.plans.size());
-  const attention::RunList& runs = step.attention.runs;
+void ModelRunner::Attribute(const MicroBatch& part, double cut_blocks, bool handoff,
+                            std::vector<SliceAttention>* slices) {
+  const attention::RunList& runs = part.attention.runs;
+  const auto slice_of = [&](int reader) -> SliceAttention& {
+    return (*slices)[static_cast<size_t>(part.slices[static_cast<size_t>(reader)])];
+  };
   const auto add = [&](const attention::Run& run, double blocks, int64_t SliceAttention::*field) {
     const int64_t tokens = std::llround(blocks * kBlockTokens);
     for (int i = 0; i < run.num_readers; ++i) {
       const int reader =
           runs.readers[static_cast<size_t>(run.first_reader) + static_cast<size_t>(i)];
-      slices[static_cast<size_t>(reader)].*field += tokens;
+      slice_of(reader).*field += tokens;
     }
   };
   for (const attention::Run& run : runs.device) {
@@ -482,10 +360,9 @@ std::vector<SliceAttention> ModelRunner::Attribute(const Step& step, double cut_
     add(run, run.num_blocks - front, &SliceAttention::cpu_tokens);
     start += run.num_blocks;
   }
-  for (const attention::StepAttention::Open& open : step.attention.open) {
-    slices[static_cast<size_t>(open.reader)].resident_tokens += open.span.num_tokens;
+  for (const attention::StepAttention::Open& open : part.attention.open) {
+    slice_of(open.reader).resident_tokens += open.span.num_tokens;
   }
-  return slices;
 }
 
 }  // namespace writescope::runtime

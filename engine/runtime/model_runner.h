@@ -17,6 +17,7 @@
 #include "engine/model/config.h"
 #include "engine/model/decoder.h"
 #include "engine/ops/ops.h"
+#include "engine/runtime/micro_batches.h"
 #include "engine/runtime/step_recordings.h"
 #include "engine/runtime/step_stats.h"
 
@@ -36,6 +37,9 @@ struct StepOptions {
   attention::SharePlan share;
   // Device blocks to leave free when copies of streamed blocks are kept; below 0 keeps none.
   int64_t retain_keep_free = -1;
+  // The slices by micro-batch, for a step of which each sequence has one token and logits; none:
+  // all in one.
+  MicroBatches micro_batches;
   // Looked at between layers: true gives the step up with CANCELLED.
   std::function<bool()> cancelled;
   // Called while a hybrid step waits for the link or the CPU, with whether it still does.
@@ -60,12 +64,18 @@ struct SliceAttention {
 
 struct StepResult {
   attention::AttentionStats attention;
+  int micro_batches = 1;
   std::vector<SliceAttention> slices;
 };
 
 // Engine thread.
 class ModelRunner {
  public:
+  // Staged steps: a resident one may run inside one with spilled KV.
+  static constexpr int kResidentStep = 0;
+  static constexpr int kSpilledStep = 1;
+  static_assert(kSpilledStep < ops::kStagedSteps);
+
   struct Options {
     KvDtype kv_dtype = KvDtype::kBf16;
     int max_sequences = 1;
@@ -102,6 +112,8 @@ class ModelRunner {
   StepBytes BytesOf(std::span<const int> slots) const;
   int64_t SpilledBytes(std::span<const int> slots) const { return BytesOf(slots).spilled; }
   bool IsResident(int slot) const;
+  // For StepOptions::micro_batches, of slices in the order of the slots.
+  MicroBatches SplitInTwo(std::span<const int> slots) const;
 
   // One forward pass. RESOURCE_EXHAUSTED: no KV block for slice `*full_slice`, and nothing has
   // changed; CANCELLED: given up; DATA_LOSS: a sealed block of `*full_slice` changed; others: the
@@ -120,13 +132,17 @@ class ModelRunner {
   bool Ok() const { return attention_->Ok(); }
 
  private:
+  struct MicroBatch {
+    std::vector<int> slices;
+    attention::StepAttention attention;
+  };
   struct Step {
-    std::vector<kvcache::WritePlan> plans;
-    std::vector<TokenId> tokens;
+    std::vector<kvcache::WritePlan> plans;  // By slice
+    std::vector<MicroBatch> parts;          // Their slices' rows come in this order
+    std::vector<TokenId> tokens;            // By row
     std::vector<int64_t> positions;
     std::vector<ops::KvTarget> targets;
     std::vector<int> retained;
-    attention::StepAttention attention;
     std::vector<int> logit_rows;
     std::vector<int> logit_slices;
     std::vector<bool> only_largest;  // By logit row
@@ -143,17 +159,22 @@ class ModelRunner {
     }
   };
   ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options);
-  absl::Status Prepare(std::span<const StepSlice> slices, int64_t retain_keep_free, Step* step,
-                       int* full_slice);
+  absl::Status Prepare(std::span<const StepSlice> slices, MicroBatches micro_batches,
+                       int64_t retain_keep_free, Step* step, int* full_slice);
+  static void AddRows(const StepSlice& slice, int index, Step* step);
+  static MicroBatches InOne(size_t num_slices);
   absl::Status VerifyBlocks(const Step& step, int* bad_slice) const;
   void FillTargets(Step& step, int layer) const;
   // Submits the step up to its logits, of which the first `num_logits` are made.
   absl::Status RunLayers(Step& step, int64_t num_logits, const StepOptions& options);
   // The same for a decode step, as recorded where it can be.
   absl::Status RunDecodeLayers(Step& step, const StepOptions& options);
-  absl::Status AttendLayer(const Step& step, int layer, const StepOptions& options);
+  // Once the layer's keys and values of the part have been submitted.
+  void CommitLayer(const Step& step, const MicroBatch& part, int layer) const;
+  // Of the decoder's selected rows.
+  absl::Status Attend(int turn, const StepOptions& options);
   // One token for each sequence, each with logits.
-  bool IsDecode(const Step& step) const;
+  bool IsDecode(std::span<const StepSlice> slices) const;
   // What Ops::StageStep returns for the step.
   bool Stage(int staged_step, const Step& step,
              const attention::HybridAttention::DeviceSpans& spans);
@@ -166,7 +187,8 @@ class ModelRunner {
                       const HostLogits& logits) const;
   void EmitLogits(const Step& step, int64_t first, int64_t count, const HostLogits& logits,
                   const LogitsSink& sink) const;
-  std::vector<SliceAttention> Attribute(const Step& step, double cut_blocks, bool handoff) const;
+  static void Attribute(const MicroBatch& part, double cut_blocks, bool handoff,
+                        std::vector<SliceAttention>* slices);
 
   const model::ModelConfig& config_;
   ops::Ops& ops_;

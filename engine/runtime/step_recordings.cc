@@ -29,11 +29,8 @@ int StepRecordings::TotalCost() const {
 
 StepRecordings::Kept* StepRecordings::MakePlace(const StepShape& shape) {
   if (Cost(shape) > max_cost_ || counts_.failures > 0) return nullptr;
-  std::vector<bool>& seen = seen_[shape.spilled ? 1 : 0];
-  const size_t index = static_cast<size_t>(shape.rows);
-  if (index >= seen.size()) seen.resize(index + 1);
-  if (!seen[index]) {
-    seen[index] = true;
+  if (std::find(seen_.begin(), seen_.end(), shape) == seen_.end()) {
+    seen_.push_back(shape);
     return nullptr;
   }
   while (TotalCost() + Cost(shape) > max_cost_) {
@@ -82,6 +79,7 @@ void StepRecordings::Step::Submit(const std::function<void()>& submit) {
         Log(LogLevel::kInfo, "decode step recorded",
             {{"rows", kept_->shape.rows},
              {"spilled", kept_->shape.spilled},
+             {"micro_batches", kept_->shape.micro_batches()},
              {"kept", owner_.num_kept()}});
       }
     } else {

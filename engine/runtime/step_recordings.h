@@ -24,6 +24,8 @@ struct RecordingCounts {
 struct StepShape {
   bool spilled = false;
   int rows = 0;
+  int first_rows = rows;  // Of the first micro-batch; below `rows` there are two
+  int micro_batches() const { return first_rows < rows ? 2 : 1; }
   bool operator==(const StepShape&) const = default;
 };
 
@@ -36,7 +38,7 @@ class StepRecordings {
  public:
   // Memory that a shape's recordings take, as a multiple of what those of a resident step take.
   static int Cost(const StepShape& shape) {
-    return shape.spilled ? ops::OpsFootprint::kSmallRecordings : 1;
+    return shape.spilled ? ops::OpsFootprint::kSmallRecordings * shape.micro_batches() : 1;
   }
   // Of shapes that cost at most `max_cost` together; 0 records nothing. `recorder` must outlive
   // this.
@@ -86,7 +88,7 @@ class StepRecordings {
   ops::Recorder& recorder_;
   const int max_cost_;
   std::vector<std::unique_ptr<Kept>> kept_;
-  std::vector<bool> seen_[2];  // By kind and rows
+  std::vector<StepShape> seen_;
   int64_t num_steps_ = 0;
   RecordingCounts counts_;
 };

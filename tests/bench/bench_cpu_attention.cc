@@ -180,7 +180,7 @@ class Step {
       attention_.rows.push_back({.first_row = i, .num_rows = 1});
     }
     attention_.num_rows = batch;
-    layers_ = std::make_unique<attention::LayerProgress[]>(num_layers_);
+    turns_ = std::make_unique<attention::TurnProgress[]>(num_layers_);
   }
 
   std::span<std::byte> memory() const {
@@ -204,7 +204,7 @@ class Step {
 
   double Time(attention::WorkerTeam& team, const kernels::AttentionVariant& variant) {
     auto cpu = attention::CpuAttention::Create({.geometry = model_.kv,
-                                                .num_layers = num_layers_,
+                                                .max_turns = num_layers_,
                                                 .num_heads = model_.num_heads,
                                                 .max_rows = batch_,
                                                 .num_workers = team.num_workers(),
@@ -216,17 +216,17 @@ class Step {
     std::generate_n((*cpu)->queries(), batch_ * model_.num_heads * model_.kv.k_dim,
                     [&] { return normal(rng); });
     attention::StepContext step;
-    step.attention = &attention_;
+    step.micro_batches = {&attention_, 1};
     step.blocks = &*blocks_;
-    step.num_layers = num_layers_;
+    step.num_turns = num_layers_;
     step.epoch = 1;
     step.handoff = true;
-    step.layers = layers_.get();
+    step.turns = turns_.get();
     step.flags = (*cpu)->flags();
     for (int layer = 0; layer < num_layers_; ++layer) {
-      layers_[layer].swing.Reset(num_blocks_, 0);
-      layers_[layer].host_claimed = 0;
-      layers_[layer].cpu_reported = 0;
+      turns_[layer].swing.Reset(num_blocks_, 0);
+      turns_[layer].host_claimed = 0;
+      turns_[layer].cpu_reported = 0;
       step.flags[layer].query_ready = 1;
     }
     const double seconds = TimeTeam(team, [&](int worker) { (*cpu)->RunWorker(worker, step); });
@@ -246,7 +246,7 @@ class Step {
   std::unique_ptr<device::CpuDevice> device_;
   std::optional<kvcache::BlockTable> blocks_;
   attention::StepAttention attention_;
-  std::unique_ptr<attention::LayerProgress[]> layers_;
+  std::unique_ptr<attention::TurnProgress[]> turns_;
 };
 
 nlohmann::json Measure(Step& step, attention::WorkerTeam& team, LinkLoad* link,

@@ -69,7 +69,7 @@ TEST_P(AnySplitTest, EveryCutAndMeet) {
     ExpectPlain(output, plain);
     if (HasFatalFailure()) return;
     if (runs.spilled_blocks() > 0) {
-      EXPECT_EQ(output.stats.mean_cut_blocks, static_cast<double>(cut));
+      EXPECT_EQ(output.stats.mean_cut_blocks.front(), static_cast<double>(cut));
     }
   }
   for (int i = 0; i < 20; ++i) {

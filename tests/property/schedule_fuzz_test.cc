@@ -1,5 +1,5 @@
 // Either side delayed at any claim: whatever the order in which the pump, the workers and the
-// queues come to their work, a step's answer is the plain one.
+// queues come to their work, a step's answer is the plain one, in one micro-batch or in two.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -30,14 +30,14 @@ class Delays {
   Delays(uint64_t seed, int longest_us) : seed_(seed), longest_us_(longest_us) {}
   void NextStep() { ++step_; }
 
-  bool operator()(Side side, int layer) {
+  bool operator()(Side side, int turn) {
     const uint64_t at = Mix(Mix(seed_, static_cast<uint64_t>(step_.load())), ++calls_);
     const uint64_t slow_side = Mix(seed_, static_cast<uint64_t>(step_.load())) % 4;
     const bool slow = slow_side == 3 || slow_side == (side == Side::kCpu ? 0u : 1u);
     if (slow && at % 3 == 0) {
       const auto us = static_cast<int64_t>((at >> 8) % static_cast<uint64_t>(longest_us_));
       std::this_thread::sleep_for(std::chrono::microseconds(us));
-    } else if ((at >> 4) % 4 == static_cast<uint64_t>(layer % 4)) {
+    } else if ((at >> 4) % 4 == static_cast<uint64_t>(turn % 4)) {
       std::this_thread::yield();
     }
     return true;
@@ -75,7 +75,7 @@ TEST_P(ScheduleFuzzTest, AnyScheduleGivesThePlainAnswer) {
   std::vector<int> slots = AddBatch(rig, 128, {330, 129, 250}, 12);
   rig.cache().Remove(first[0]);
   auto delays = std::make_shared<Delays>(TestSeed(), 150);
-  rig.hybrid().SetClaimHook([delays](Side side, int layer) { return (*delays)(side, layer); });
+  rig.hybrid().SetClaimHook([delays](Side side, int turn) { return (*delays)(side, turn); });
   uint64_t random = TestSeed();
   for (int step = 0; step < 120; ++step) {
     delays->NextStep();
@@ -92,6 +92,8 @@ TEST_P(ScheduleFuzzTest, AnyScheduleGivesThePlainAnswer) {
         testing::DecodeRequest(readers, {.meet = (random >> 16) % 2 == 0,
                                          .cpu_share = static_cast<double>((random >> 17) % 5) / 4,
                                          .handoff = (random >> 20) % 8 != 0});
+    // In one micro-batch, or in two.
+    request.first_parts = (random >> 24) % readers.size();
     request.keep = step % 2 == 0;
     request.retain_keep_free = fuzz.retention && step % 5 == 0 ? 1 : -1;
     const std::vector<testing::PlainOutput> plain = rig.Plain(request);

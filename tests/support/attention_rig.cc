@@ -85,44 +85,56 @@ AttentionRig::~AttentionRig() {
   device::AwaitIdle({&cache_.device().compute()}, "attention rig");
 }
 
-void AttentionRig::SubmitQueries(const StepRequest& request,
-                                 const std::vector<kvcache::WritePlan>& plans, int layer) {
-  std::vector<std::pair<int64_t, int>> rows;  // First position and number, by reader
-  for (size_t i = 0; i < plans.size(); ++i) {
-    rows.emplace_back(plans[i].first_position, static_cast<int>(request.parts[i].tokens.size()));
+void AttentionRig::SubmitDense(const StepRequest& request,
+                               const std::vector<kvcache::WritePlan>& plans,
+                               const MicroBatch& batch, int layer) {
+  struct Rows {
+    int reader = 0;
+    int64_t first_position = 0;
+    int count = 0;
+  };
+  std::vector<Rows> rows;
+  for (size_t i = batch.first_part; i < batch.first_part + batch.num_parts; ++i) {
+    const std::vector<TokenId>& tokens = request.parts[i].tokens;
+    cache_.WriteLayer(plans[i], tokens, layer);
+    rows.push_back({static_cast<int>(i), plans[i].first_position, static_cast<int>(tokens.size())});
   }
-  cache_.device().compute().Launch([this, layer, rows] {
-    float* q = QueryRows();
-    for (size_t reader = 0; reader < rows.size(); ++reader) {
-      for (int i = 0; i < rows[reader].second; ++i) {
+  cache_.device().compute().Launch([this, layer, rows, q = QueryRows(batch)]() mutable {
+    for (const Rows& r : rows) {
+      for (int i = 0; i < r.count; ++i) {
         for (int head = 0; head < options_.num_heads; ++head, q += k_dim()) {
-          queries_(layer, static_cast<int>(reader), rows[reader].first + i, head,
-                   {q, static_cast<size_t>(k_dim())});
+          queries_(layer, r.reader, r.first_position + i, head, {q, static_cast<size_t>(k_dim())});
         }
       }
     }
   });
 }
 
-absl::Status AttentionRig::RunLayers(const StepRequest& request,
-                                     const std::vector<kvcache::WritePlan>& plans,
-                                     StepOutput* output) {
+absl::Status AttentionRig::RunTurns(const StepRequest& request,
+                                    const std::vector<kvcache::WritePlan>& plans,
+                                    const std::vector<MicroBatch>& batches, StepOutput* output) {
   const int64_t heads = int64_t{max_rows_} * options_.num_heads;
   float* states = reinterpret_cast<float*>(states_.data());
   const ops::AttendState state{
       .o = states, .m = states + heads * v_dim(), .l = states + heads * (v_dim() + 1)};
-  const size_t layer_floats =
-      static_cast<size_t>(output->num_rows) * static_cast<size_t>(options_.num_heads * v_dim());
-  for (int layer = 0; layer < options_.cache.num_layers; ++layer) {
-    if (layer == request.stop_before_layer) return absl::CancelledError("as the test asks");
-    for (size_t i = 0; i < plans.size(); ++i) {
-      cache_.WriteLayer(plans[i], request.parts[i].tokens, layer);
+  const int64_t row_floats = int64_t{options_.num_heads} * v_dim();
+  const int num_batches = static_cast<int>(batches.size());
+  const int num_turns = options_.cache.num_layers * num_batches;
+  for (int turn = 0; turn < num_turns + num_batches; ++turn) {
+    const MicroBatch& batch = batches[static_cast<size_t>(turn % num_batches)];
+    if (const int attended = turn - num_batches; attended >= 0) {
+      RETURN_IF_ERROR(hybrid_->Attend(attended, QueryRows(batch), state, out_.data(), between_));
+      const int64_t first_row =
+          int64_t{attended / num_batches} * output->num_rows + batch.first_row;
+      float* to = output->out.data() + first_row * row_floats;
+      const size_t size_bytes = static_cast<size_t>(batch.num_rows * row_floats) * sizeof(float);
+      cache_.device().compute().Launch(
+          [this, to, size_bytes] { std::memcpy(to, out_.data(), size_bytes); });
     }
-    SubmitQueries(request, plans, layer);
-    RETURN_IF_ERROR(hybrid_->AttendLayer(layer, QueryRows(), state, out_.data(), between_));
-    float* to = output->out.data() + static_cast<size_t>(layer) * layer_floats;
-    cache_.device().compute().Launch(
-        [this, to, layer_floats] { std::memcpy(to, out_.data(), layer_floats * sizeof(float)); });
+    if (turn == request.stop_before_turn) return absl::CancelledError("as the test asks");
+    if (turn >= num_turns) continue;
+    SubmitDense(request, plans, batch, turn / num_batches);
+    hybrid_->PublishQuery(turn, QueryRows(batch));
   }
   return absl::OkStatus();
 }
@@ -143,14 +155,26 @@ StepOutput AttentionRig::Run(const StepRequest& request) {
     output.num_rows += num_tokens;
   }
   kvcache::InplaceKvCache& cache = cache_.cache();
-  output.attention =
-      attention::BuildStepAttention(cache, sequences, request.retain_keep_free, &retained);
-  if (request.plant) request.plant(output.attention);
+  const size_t first_parts = request.first_parts > 0 ? request.first_parts : request.parts.size();
+  std::vector<MicroBatch> batches;
+  std::vector<attention::StepAttention> attention;
+  for (size_t first = 0; first < sequences.size(); first += first_parts) {
+    const size_t count = batches.empty() ? first_parts : sequences.size() - first;
+    attention.push_back(attention::BuildStepAttention(
+        cache, std::span(sequences).subspan(first, count), request.retain_keep_free, &retained));
+    if (request.plant) request.plant(attention.back());
+    batches.push_back({.first_part = first,
+                       .num_parts = count,
+                       .first_row = attention.back().first_row,
+                       .num_rows = attention.back().num_rows});
+    if (batches.size() == 2) break;
+  }
+  output.attention = attention.front();
   output.out.resize(static_cast<size_t>(options_.cache.num_layers) *
                     static_cast<size_t>(output.num_rows * options_.num_heads * v_dim()));
   cache.mutable_blocks().LockRetained(true);
-  hybrid_->BeginStep(output.attention, request.share);
-  output.status = RunLayers(request, plans, &output);
+  hybrid_->BeginStep(std::move(attention), request.share);
+  output.status = RunTurns(request, plans, batches, &output);
   if (output.status.ok()) {
     auto stats = hybrid_->EndStep(cache_.device().compute().Record());
     output.status = stats.status();

@@ -42,19 +42,22 @@ struct StepRequest {
   std::vector<StepPart> parts;
   attention::SharePlan share;
   int64_t retain_keep_free = -1;
+  // Two micro-batches, of which the first has so many parts; 0: one.
+  size_t first_parts = 0;
   // Without it the step is given up afterwards, so that the next one finds the same cache.
   bool keep = false;
-  // Not even submitted, from this layer on: the step is cancelled. -1: all are.
-  int stop_before_layer = -1;
-  // A test's chance to spoil what the step attends to, when all is known and nothing has begun.
+  // Not even submitted, from this turn on: the step is cancelled. -1: all are.
+  int stop_before_turn = -1;
+  // A test's chance to spoil what a micro-batch attends to, when all is known and nothing has
+  // begun.
   std::function<void(attention::StepAttention&)> plant;
 };
 
 struct StepOutput {
   absl::Status status;
   attention::AttentionStats stats;
-  attention::StepAttention attention;
-  std::vector<float> out;  // [num_layers, rows, num_heads, v_dim]
+  attention::StepAttention attention;  // Of the first micro-batch
+  std::vector<float> out;              // [num_layers, rows, num_heads, v_dim]
   int num_rows = 0;
 };
 
@@ -98,11 +101,22 @@ class AttentionRig {
   int v_dim() const { return options_.cache.geometry.v_dim; }
 
  private:
-  float* QueryRows() { return reinterpret_cast<float*>(q_.data()); }
-  absl::Status RunLayers(const StepRequest& request, const std::vector<kvcache::WritePlan>& plans,
-                         StepOutput* output);
-  void SubmitQueries(const StepRequest& request, const std::vector<kvcache::WritePlan>& plans,
-                     int layer);
+  // A micro-batch: parts of the request, and the rows that they are.
+  struct MicroBatch {
+    size_t first_part = 0;
+    size_t num_parts = 0;
+    int first_row = 0;
+    int num_rows = 0;
+  };
+  absl::Status RunTurns(const StepRequest& request, const std::vector<kvcache::WritePlan>& plans,
+                        const std::vector<MicroBatch>& batches, StepOutput* output);
+  float* QueryRows(const MicroBatch& batch) {
+    return reinterpret_cast<float*>(q_.data()) +
+           int64_t{batch.first_row} * options_.num_heads * k_dim();
+  }
+  // Keys, values and queries.
+  void SubmitDense(const StepRequest& request, const std::vector<kvcache::WritePlan>& plans,
+                   const MicroBatch& batch, int layer);
   // Keys and values of the sequence with these tokens, made once and then extended.
   const PlainHead& HeadOf(int slot, int layer, int kv_head, const std::vector<TokenId>& tokens);
 

@@ -169,8 +169,10 @@ const kernels::TokenPlace* CudaOps::PlacesOf(const Args& args) {
     CHECK_EQ(static_cast<int>(args.targets.size()), args.num_tokens);
     return StagePlaces(args.positions, args.targets);
   }
-  CHECK_EQ(staged_steps_[args.staged_step].step.num_rows(), args.num_tokens);
-  return reinterpret_cast<const kernels::TokenPlace*>(StagedInputs(args.staged_step));
+  CHECK_LE(args.staged_first_row + args.num_tokens,
+           staged_steps_[args.staged_step].step.num_rows());
+  return reinterpret_cast<const kernels::TokenPlace*>(StagedInputs(args.staged_step)) +
+         args.staged_first_row;
 }
 
 template <typename T>

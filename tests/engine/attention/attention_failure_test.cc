@@ -25,7 +25,14 @@ using testing::StepRequest;
 
 constexpr absl::Duration kWaitLimit = absl::Milliseconds(200);
 
-class AttentionFailureTest : public ::testing::TestWithParam<bool> {
+struct FailureCase {
+  std::string name;
+  bool meet;
+  int micro_batches;
+};
+void PrintTo(const FailureCase& c, std::ostream* out) { *out << c.name; }
+
+class AttentionFailureTest : public ::testing::TestWithParam<FailureCase> {
  protected:
   AttentionFailureTest()
       : rig_(Options(), [this](std::unique_ptr<device::CpuDevice> inner) {
@@ -43,8 +50,17 @@ class AttentionFailureTest : public ::testing::TestWithParam<bool> {
     options.cache.num_layers = 4;
     return options;
   }
-  StepRequest Request() const {
-    return DecodeRequest(slots_, {.meet = GetParam(), .cpu_share = 0.5, .handoff = true});
+  static StepRequest RequestOf(const std::vector<int>& slots) {
+    StepRequest request =
+        DecodeRequest(slots, {.meet = GetParam().meet, .cpu_share = 0.5, .handoff = true});
+    if (GetParam().micro_batches == 2) request.first_parts = 1;
+    return request;
+  }
+  StepRequest Request() const { return RequestOf(slots_); }
+  // What a step says that has waited for this turn's blocks.
+  static std::string NothingForTurn(int turn) {
+    return "the link delivered nothing for layer " +
+           std::to_string(turn / GetParam().micro_batches);
   }
   // Runs a step that must fail, and says how long it took.
   absl::Duration Fail(const std::string& message) {
@@ -88,7 +104,7 @@ TEST_P(AttentionFailureTest, DeadWorkersFailTheStepInTime) {
 }
 
 TEST_P(AttentionFailureTest, WorkersThatNeverClaimFailTheStepInTime) {
-  rig_.hybrid().SetClaimHook([](Side side, int layer) { return side == Side::kLink || layer < 2; });
+  rig_.hybrid().SetClaimHook([](Side side, int turn) { return side == Side::kLink || turn < 2; });
   EXPECT_LT(Fail("the CPU's part of attention"), kWaitLimit * 10);
   ExpectNextStepsWork();
 }
@@ -105,11 +121,10 @@ TEST_P(AttentionFailureTest, AWorkerThatIsNotThereIsNoLoss) {
 }
 
 TEST_P(AttentionFailureTest, DeadPumpFailsTheStepInTime) {
-  for (const int last_layer : {-1, 0, 2}) {
+  for (const int last_turn : {-1, 0, 2}) {
     rig_.hybrid().SetClaimHook(
-        [=](Side side, int layer) { return side == Side::kCpu || layer <= last_layer; });
-    const absl::Duration took =
-        Fail("the link delivered nothing for layer " + std::to_string(last_layer + 1));
+        [=](Side side, int turn) { return side == Side::kCpu || turn <= last_turn; });
+    const absl::Duration took = Fail(NothingForTurn(last_turn + 1));
     EXPECT_GE(took, kWaitLimit * 0.9);
     EXPECT_LT(took, kWaitLimit * 10);
     ExpectNextStepsWork();
@@ -124,9 +139,8 @@ TEST_P(AttentionFailureTest, WaitingEndsAlsoWhereOtherWorkIsDoneMeanwhile) {
     while (still_waiting()) absl::SleepFor(absl::Microseconds(100));
   });
   for (const Side dead : {Side::kLink, Side::kCpu}) {
-    rig_.hybrid().SetClaimHook([=](Side side, int layer) { return side != dead || layer < 1; });
-    EXPECT_LT(Fail(dead == Side::kLink ? "the link delivered nothing for layer 1"
-                                       : "the CPU's part of attention"),
+    rig_.hybrid().SetClaimHook([=](Side side, int turn) { return side != dead || turn < 1; });
+    EXPECT_LT(Fail(dead == Side::kLink ? NothingForTurn(1) : "the CPU's part of attention"),
               kWaitLimit * 10);
     ExpectNextStepsWork();
   }
@@ -135,7 +149,7 @@ TEST_P(AttentionFailureTest, WaitingEndsAlsoWhereOtherWorkIsDoneMeanwhile) {
 
 // Of two failures in one step none is left over for the next.
 TEST_P(AttentionFailureTest, BothSidesDead) {
-  rig_.hybrid().SetClaimHook([](Side side, int layer) { return side == Side::kLink && layer < 2; });
+  rig_.hybrid().SetClaimHook([](Side side, int turn) { return side == Side::kLink && turn < 2; });
   const absl::Time start = absl::Now();
   const StepOutput output = rig_.Run(Request());
   EXPECT_TRUE(absl::IsDeadlineExceeded(output.status)) << output.status;
@@ -145,22 +159,22 @@ TEST_P(AttentionFailureTest, BothSidesDead) {
 
 TEST_P(AttentionFailureTest, StalledPumpFailsTheStepAndComesBack) {
   std::atomic<bool> stalled{false};
-  rig_.hybrid().SetClaimHook([&](Side side, int layer) {
-    if (side == Side::kLink && layer == 1 && !stalled.exchange(true)) {
+  rig_.hybrid().SetClaimHook([&](Side side, int turn) {
+    if (side == Side::kLink && turn == 1 && !stalled.exchange(true)) {
       absl::SleepFor(kWaitLimit * 2);
     }
     return true;
   });
-  EXPECT_LT(Fail("the link delivered nothing for layer 1"), kWaitLimit * 10);
+  EXPECT_LT(Fail(NothingForTurn(1)), kWaitLimit * 10);
   EXPECT_TRUE(stalled);
   ExpectNextStepsWork();
 }
 
 TEST_P(AttentionFailureTest, StalledWorkerFailsTheStepAndComesBack) {
   std::atomic<int> claims{0};
-  rig_.hybrid().SetClaimHook([&](Side side, int layer) {
+  rig_.hybrid().SetClaimHook([&](Side side, int turn) {
     // Sleeps with a claim made and not reported.
-    if (side == Side::kCpu && layer == 1 && ++claims == 2) absl::SleepFor(kWaitLimit * 2);
+    if (side == Side::kCpu && turn == 1 && ++claims == 2) absl::SleepFor(kWaitLimit * 2);
     return true;
   });
   const StepRequest request = Request();
@@ -175,7 +189,7 @@ TEST_P(AttentionFailureTest, StalledWorkerFailsTheStepAndComesBack) {
 TEST_P(AttentionFailureTest, LostFlagFailsTheStepInTime) {
   device_->lose_flags = true;
   const absl::Duration took = Fail("the CPU's part of attention");
-  // Four layers wait, and only the first takes its time.
+  // Every turn waits, and only the first takes its time.
   EXPECT_GE(took, kWaitLimit * 0.9);
   EXPECT_LT(took, kWaitLimit * 3.5);
   device_->lose_flags = false;
@@ -213,8 +227,7 @@ TEST_P(AttentionFailureTest, AThreadThatComesBackAtTheEndFindsItsMemory) {
     if (side == Side::kLink) go->wait();
     return true;
   });
-  StepRequest request =
-      DecodeRequest(slots, {.meet = GetParam(), .cpu_share = 0.5, .handoff = true});
+  StepRequest request = RequestOf(slots);
   request.retain_keep_free = 0;
   EXPECT_FALSE(rig->Run(request).status.ok());
   EXPECT_FALSE(rig->hybrid().Ok());
@@ -233,7 +246,7 @@ TEST_P(AttentionFailureTest, CancelledBetweenLayers) {
     if (++calls == 2) rig_.hybrid().SetClaimHook(nullptr);
   });
   StepRequest request = Request();
-  request.stop_before_layer = 2;
+  request.stop_before_turn = 2;
   const StepOutput output = rig_.Run(request);
   EXPECT_TRUE(absl::IsCancelled(output.status)) << output.status;
   ExpectNextStepsWork();
@@ -258,8 +271,12 @@ TEST_P(AttentionFailureTest, SlowDeviceIsNoFailure) {
   EXPECT_LE(rig_.Compare(output, plain).ratio, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cut, AttentionFailureTest, ::testing::Values(false, true),
-                         [](const auto& info) { return info.param ? "Meet" : "Planned"; });
+INSTANTIATE_TEST_SUITE_P(Cut, AttentionFailureTest,
+                         ::testing::Values(FailureCase{"Planned", false, 1},
+                                           FailureCase{"Meet", true, 1},
+                                           FailureCase{"PlannedPingPong", false, 2},
+                                           FailureCase{"MeetPingPong", true, 2}),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace writescope::attention

@@ -125,13 +125,13 @@ class OneSideTest : public AttentionMemoryTest {
     }
     attention_ = BuildStepAttention(rig_.cache().cache(), sequences, -1, nullptr);
     num_layers_ = rig_.options().cache.num_layers;
-    layers_.reset(new LayerProgress[static_cast<size_t>(num_layers_)]);
-    context_.attention = &attention_;
+    turns_.reset(new TurnProgress[static_cast<size_t>(num_layers_)]);
+    context_.micro_batches = {&attention_, 1};
     context_.blocks = &rig_.cache().blocks();
-    context_.num_layers = num_layers_;
+    context_.num_turns = num_layers_;
     context_.epoch = 1;
     context_.handoff = true;
-    context_.layers = layers_.get();
+    context_.turns = turns_.get();
     EXPECT_GE(attention_.runs.device.size(), 1u);
     EXPECT_GE(attention_.runs.stream.num_blocks(), 1);
     EXPECT_GE(attention_.runs.swing.num_blocks(), 4);
@@ -139,7 +139,7 @@ class OneSideTest : public AttentionMemoryTest {
   }
   void ResetCursors(int64_t cut) {
     for (int layer = 0; layer < num_layers_; ++layer) {
-      LayerProgress& progress = layers_[static_cast<size_t>(layer)];
+      TurnProgress& progress = turns_[static_cast<size_t>(layer)];
       progress.swing.Reset(attention_.runs.swing.num_blocks(), cut);
       progress.host_claimed = 0;
       progress.cpu_reported = 0;
@@ -164,7 +164,7 @@ class OneSideTest : public AttentionMemoryTest {
   // Runs the CPU's part of the step alone.
   void RunCpu(int64_t cut) {
     auto cpu = CpuAttention::Create({.geometry = rig_.options().cache.geometry,
-                                     .num_layers = num_layers_,
+                                     .max_turns = num_layers_,
                                      .num_heads = rig_.options().num_heads,
                                      .max_rows = static_cast<int>(slots_.size()),
                                      .num_workers = 1},
@@ -173,14 +173,14 @@ class OneSideTest : public AttentionMemoryTest {
     ResetCursors(cut);
     // The front is the pump's; here it is simply claimed.
     for (int layer = 0; layer < num_layers_; ++layer) {
-      layers_[static_cast<size_t>(layer)].swing.ClaimFront(cut);
+      turns_[static_cast<size_t>(layer)].swing.ClaimFront(cut);
       (*cpu)->flags()[layer].query_ready.store(1);
     }
     context_.flags = (*cpu)->flags();
     (*cpu)->RunWorker(0, context_);
     for (int layer = 0; layer < num_layers_; ++layer) {
       EXPECT_EQ((*cpu)->flags()[layer].cpu_done.load(), 1u);
-      EXPECT_EQ(layers_[static_cast<size_t>(layer)].cpu_reported.load(),
+      EXPECT_EQ(turns_[static_cast<size_t>(layer)].cpu_reported.load(),
                 attention_.runs.host.num_blocks() + attention_.runs.swing.num_blocks() - cut);
     }
   }
@@ -190,7 +190,7 @@ class OneSideTest : public AttentionMemoryTest {
   std::vector<kvcache::WritePlan> plans_;
   StepAttention attention_;
   int num_layers_ = 0;
-  std::unique_ptr<LayerProgress[]> layers_;
+  std::unique_ptr<TurnProgress[]> turns_;
   StepContext context_;
 };
 
@@ -230,7 +230,7 @@ TEST_F(OneSideTest, PumpReadsOnlyStreamAndItsSideOfTheCut) {
     for (int ended = 0; ended < num_layers_;) {
       const std::optional<Wave> wave = (*pump)->NextWave();
       ASSERT_TRUE(wave.has_value());
-      ended += wave->end_of_layer;
+      ended += wave->end_of_turn;
       for (const ops::AttendSpan& span : wave->spans) blocks += span.num_blocks;
       ASSERT_TRUE(wave->landed.Wait(absl::Seconds(5)).ok());
       if (wave->slot >= 0) (*pump)->Release(wave->slot, {});

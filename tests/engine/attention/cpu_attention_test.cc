@@ -116,7 +116,7 @@ class CpuAttentionTest : public testing::Test {
 
   void RunAndCompare(int num_workers) {
     auto cpu = CpuAttention::Create({.geometry = geometry_,
-                                     .num_layers = kNumLayers,
+                                     .max_turns = kNumLayers,
                                      .num_heads = num_heads_,
                                      .max_rows = kNumSequences,
                                      .num_workers = num_workers,
@@ -124,22 +124,22 @@ class CpuAttentionTest : public testing::Test {
                                     *device_);
     ASSERT_TRUE(cpu.ok()) << cpu.status();
     std::ranges::copy(queries_, (*cpu)->queries());
-    LayerProgress layers[kNumLayers];
+    TurnProgress turns[kNumLayers];
     StepContext step;
-    step.attention = &attention_;
+    step.micro_batches = {&attention_, 1};
     step.blocks = &*blocks_;
-    step.num_layers = kNumLayers;
+    step.num_turns = kNumLayers;
     step.epoch = 1;
     step.handoff = true;
-    step.layers = layers;
+    step.turns = turns;
     step.flags = (*cpu)->flags();
-    for (LayerProgress& layer : layers) layer.swing.Reset(attention_.runs.swing.num_blocks());
+    for (TurnProgress& turn : turns) turn.swing.Reset(attention_.runs.swing.num_blocks());
     const auto team = WorkerTeam::Create(num_workers);
     for (int layer = 0; layer < kNumLayers; ++layer) {
       // As the device does between layers, which reads the partials.
       (*cpu)->ResetPartials(kNumSequences);
       for (int before = 0; before <= layer; ++before) step.flags[before].query_ready = 1;
-      step.num_layers = layer + 1;
+      step.num_turns = layer + 1;
       team->Start([&](int worker) { (*cpu)->RunWorker(worker, step); });
       ASSERT_TRUE(team->AwaitDone(absl::Minutes(1)));
     }

@@ -88,7 +88,7 @@ TEST_P(RetentionTest, CopiesGoWhenTheirRoomIsNeeded) {
 TEST_P(RetentionTest, CopiesOfAFailedOrAbandonedStepAreNotRead) {
   StepRequest request = DecodeRequest(slots_, {.cpu_share = 0.5, .handoff = true});
   request.retain_keep_free = 0;
-  rig_.hybrid().SetClaimHook([](Side side, int layer) { return side == Side::kCpu || layer == 0; });
+  rig_.hybrid().SetClaimHook([](Side side, int turn) { return side == Side::kCpu || turn == 0; });
   const StepOutput failed = rig_.Run(request);
   EXPECT_FALSE(failed.status.ok());
   EXPECT_EQ(Retained(), 0);

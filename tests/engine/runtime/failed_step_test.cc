@@ -42,10 +42,10 @@ TEST_P(FailedStepTest, EndsInTimeAndTheNextStepIsAsIfItHadNotBeen) {
   Driver expected(*whole), driver(*failing);
   ASSERT_TRUE(expected.Feed(Prompt(), 2048, false, kHalf).ok());
   ASSERT_TRUE(driver.Feed(Prompt(), 2048, false, kHalf).ok());
-  for (const int dead_from_layer : {0, 1}) {
+  for (const int dead_from_turn : {0, 1}) {
     std::atomic<int> asked{0};
-    failing->runner->attention().SetClaimHook([&](Side side, int layer) {
-      if (side != GetParam() || layer < dead_from_layer) return true;
+    failing->runner->attention().SetClaimHook([&](Side side, int turn) {
+      if (side != GetParam() || turn < dead_from_turn) return true;
       ++asked;
       return false;
     });
