@@ -36,9 +36,11 @@ ROWS = {
     "dense": {"kernel": str, "shape": str, "weights": str, "tokens": int, "experts": int,
               "us": float, "bytes": int, "flops": int, "of_read": float, "of_product": float},
 }
-# Fields that older files lack; without `batch` a layer holds one sequence.
-OPTIONAL = {"cpu_attention": {"batch": int}}
+# Fields that older files lack; without `batch` a layer holds one sequence, without `micro_batches` a
+# step is one.
+OPTIONAL = {"cpu_attention": {"batch": int}, "decode": {"micro_batches": int}}
 ROWS["throttle"] = ROWS["retention"] = ROWS["chat"] = ROWS["decode"]
+OPTIONAL["throttle"] = OPTIONAL["retention"] = OPTIONAL["chat"] = OPTIONAL["decode"]
 SPILLED_LABEL_BYTES = 2 << 30
 
 

@@ -263,14 +263,17 @@ absl::StatusOr<StepTiming> BenchRig::Step(size_t first, size_t count,
     ASSIGN_OR_RETURN(const runtime::StepResult result,
                      runner_->Run(slices, options, sample, &full_slice));
     timing.attention = result.attention;
+    timing.micro_batches = result.micro_batches;
   }
   timing.step_s = device::NowSeconds() - began_s;
   return timing;
 }
 
 absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, bool retain,
-                                            bool may_replay) {
-  return Step(0, slots_.size(), {.share = share, .retain_keep_free = retain ? 0 : -1}, may_replay);
+                                            bool may_replay, int micro_batches) {
+  runtime::StepOptions options{.share = share, .retain_keep_free = retain ? 0 : -1};
+  if (micro_batches == 2) options.micro_batches = runner_->SplitInTwo(slots_);
+  return Step(0, slots_.size(), options, may_replay);
 }
 
 absl::StatusOr<StepTiming> BenchRig::DecodeFrom(int first, const attention::SharePlan& share) {

@@ -21,6 +21,7 @@ namespace writescope::bench {
 // One forward pass over the batch, as a measurement.
 struct StepTiming {
   double step_s = 0;  // Wall-clock, from the first submission to the sampled tokens
+  int micro_batches = 1;
   attention::AttentionStats attention;
 };
 
@@ -72,9 +73,9 @@ class BenchRig {
   int64_t SpilledBytes() const { return runner_->SpilledBytes(slots_); }
 
   // One token for every sequence; the next are the most likely ones.
-  // With `may_replay` resident steps go as graphs.
+  // With `may_replay` resident steps go as graphs. In one or two micro-batches.
   absl::StatusOr<StepTiming> Decode(const attention::SharePlan& share, bool retain,
-                                    bool may_replay = true);
+                                    bool may_replay = true, int micro_batches = 1);
   // The first sequence, all on the device, steps inside a step of the others, as the engine does
   // it.
   struct BesideTiming {

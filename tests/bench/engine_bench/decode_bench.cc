@@ -36,10 +36,11 @@ attention::SharePlan PlanFor(const std::string& policy, const std::string& cut, 
 }
 
 absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& plan, bool may_replay,
-                                  const DecodeOptions& options) {
+                                  int micro_batches, const DecodeOptions& options) {
   std::vector<StepTiming> timings;
   for (int i = 0; i < options.warmup_steps + options.steps; ++i) {
-    ASSIGN_OR_RETURN(StepTiming timing, rig.Decode(plan, options.retain, may_replay));
+    ASSIGN_OR_RETURN(StepTiming timing,
+                     rig.Decode(plan, options.retain, may_replay, micro_batches));
     if (i >= options.warmup_steps) timings.push_back(std::move(timing));
   }
   std::sort(timings.begin(), timings.end(),
@@ -60,6 +61,7 @@ absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& pla
   row.gap_ms = 1e3 * stats.dense_s;
   row.device_attention_ms = 1e3 * stats.device_attention_s;
   row.copies = stats.copies;
+  row.micro_batches = median.micro_batches;
   std::vector<double> out, back;
   for (const StepTiming& timing : timings) {
     const attention::AttentionStats& a = timing.attention;
@@ -73,13 +75,36 @@ absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& pla
   return row;
 }
 
+struct Variant {
+  std::string policy;
+  std::string cut;  // "fixed" of all but hybrid
+  int micro_batches = 1;
+};
+
+std::vector<Variant> VariantsOf(const DecodeOptions& options) {
+  std::vector<Variant> variants;
+  for (const std::string& policy : options.policies) {
+    if (policy != "hybrid") {
+      variants.push_back({policy, "fixed"});
+      continue;
+    }
+    for (const std::string& cut : options.cuts) {
+      for (const int micro_batches : options.micro_batches) {
+        variants.push_back({policy, cut, micro_batches});
+      }
+    }
+  }
+  return variants;
+}
+
 void Print(const ResultRow& row) {
   std::printf(
-      "%4d x %-7ld %-7s %-8s spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor %9.2f"
+      "%4d x %-7ld %-7s %-8s x%d spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor "
+      "%9.2f"
       "  raw %9.2f  dense %7.2f  ratio %.3f  cpu %.1f link %.1f both %.1f gaps %.1f dev-att %.1f "
       "copies %d "
       "hand-off us out %.1f/%.1f back %.1f/%.1f device %.2f host %.2f GiB\n",
-      row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(),
+      row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(), row.micro_batches,
       static_cast<double>(row.spilled_bytes) / static_cast<double>(kGiB), row.share, row.step_ms,
       row.step_ms_min, row.step_ms_max, row.floor_ms, row.floor_raw_ms, row.dense_ms,
       row.step_ms / row.floor_ms, row.cpu_busy_ms, row.link_busy_ms, row.both_busy_ms, row.gap_ms,
@@ -124,6 +149,8 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
   for (const Point& point : options.points) {
     ASSIGN_OR_RETURN(const double dense_s,
                      MeasureDense(rig, point.batch, options.warmup_steps, options.steps));
+    ASSIGN_OR_RETURN(const double half_dense_s,
+                     MeasureDense(rig, (point.batch + 1) / 2, options.warmup_steps, options.steps));
     std::string kv_fill = "seeded fill, a distinct physical page for every byte";
     if (options.real_prefill) {
       ASSIGN_OR_RETURN(const PrefillTiming prefill, rig.AddByPrefill(point.batch, point.context));
@@ -138,29 +165,35 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
                                   .dense_seconds = dense_s};
     const roofline::BestShareResult best = roofline::BestShare(load, rig.profile().rates);
     const roofline::BestShareResult raw = roofline::BestShare(load, rig.raw_rates());
-    for (const std::string& policy : options.policies) {
-      const std::vector<std::string> cuts =
-          policy == "hybrid" ? options.cuts : std::vector<std::string>{"planned"};
-      for (const std::string& cut : cuts) {
-        ASSIGN_OR_RETURN(ResultRow row, Measure(rig, PlanFor(policy, cut, best.share),
-                                                policy != "plain", options));
-        row.model = rig.config().architecture;
-        row.batch = point.batch;
-        row.context_tokens = point.context;
-        row.aggregate_tokens = point.batch * point.context;
-        row.policy = policy;
-        row.cut = policy == "hybrid" ? cut : "fixed";
-        row.floor_ms = 1e3 * best.step_seconds;
-        row.floor_raw_ms = 1e3 * raw.step_seconds;
-        row.dense_ms = 1e3 * dense_s;
-        row.moved_bytes = rig.cache().blocks().moved_bytes();
-        row.device_bytes_peak = rig.DeviceBytesInUse();
-        row.host_bytes_peak = rig.PeakHostBytes();
-        row.kv_fill = kv_fill;
-        row.resident = row.spilled_bytes < kSpilledLabelBytes;
-        Print(row);
-        rows.push_back(std::move(row));
-      }
+    roofline::StepLoad parts_load = load;
+    parts_load.dense_seconds =
+        roofline::PingPongDenseSeconds(half_dense_s, rig.config().num_layers);
+    const roofline::BestShareResult best_parts =
+        roofline::BestPingPong(parts_load, rig.profile().rates, half_dense_s);
+    std::printf("%4d x %-7ld dense %.2f ms, of half the batch %.2f; two micro-batches: T* %.2f\n",
+                point.batch, point.context, 1e3 * dense_s, 1e3 * half_dense_s,
+                1e3 * best_parts.step_seconds);
+    for (const Variant& variant : VariantsOf(options)) {
+      const auto& [policy, cut, micro_batches] = variant;
+      const double share = micro_batches == 2 ? best_parts.share : best.share;
+      ASSIGN_OR_RETURN(ResultRow row, Measure(rig, PlanFor(policy, cut, share), policy != "plain",
+                                              micro_batches, options));
+      row.model = rig.config().architecture;
+      row.batch = point.batch;
+      row.context_tokens = point.context;
+      row.aggregate_tokens = point.batch * point.context;
+      row.policy = policy;
+      row.cut = cut;
+      row.floor_ms = 1e3 * best.step_seconds;
+      row.floor_raw_ms = 1e3 * raw.step_seconds;
+      row.dense_ms = 1e3 * dense_s;
+      row.moved_bytes = rig.cache().blocks().moved_bytes();
+      row.device_bytes_peak = rig.DeviceBytesInUse();
+      row.host_bytes_peak = rig.PeakHostBytes();
+      row.kv_fill = kv_fill;
+      row.resident = row.spilled_bytes < kSpilledLabelBytes;
+      Print(row);
+      rows.push_back(std::move(row));
     }
     rig.RemoveAll();
   }

@@ -24,7 +24,8 @@ struct DecodeOptions {
   // hybrid, stream (all spilled KV goes to the device), cpu (all of it stays), static (half), plain
   // (hybrid, with resident steps submitted call by call).
   std::vector<std::string> policies;
-  std::vector<std::string> cuts;  // For hybrid: meet, planned
+  std::vector<std::string> cuts;         // For hybrid: meet, planned
+  std::vector<int> micro_batches = {1};  // For hybrid: 1, 2
   int steps = 10;
   int warmup_steps = 3;
   bool real_prefill = false;

@@ -169,6 +169,10 @@ int Main(int argc, char** argv) {
   decode->add_option("--policy", flags.decode.policies)
       ->check(CLI::IsMember({"hybrid", "stream", "cpu", "static", "plain"}));
   decode->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
+  decode
+      ->add_option("--micro-batches", flags.decode.micro_batches,
+                   "hybrid: 1, 2 or both, one after the other")
+      ->check(CLI::IsMember({1, 2}));
   decode->add_option("--steps", flags.decode.steps)->check(CLI::Range(1, 1000));
   decode->add_option("--warmup-steps", flags.decode.warmup_steps)->check(CLI::Range(0, 1000));
   decode->add_flag("--real-prefill", flags.decode.real_prefill,

@@ -21,6 +21,7 @@ nlohmann::json ToJson(const ResultRow& row) {
           {"aggregate_tokens", row.aggregate_tokens},
           {"policy", row.policy},
           {"cut", row.cut},
+          {"micro_batches", row.micro_batches},
           {"share", row.share},
           {"spilled_bytes", row.spilled_bytes},
           {"step_ms", row.step_ms},

@@ -18,6 +18,7 @@ struct ResultRow {
   int64_t aggregate_tokens = 0;
   std::string policy;
   std::string cut;
+  int micro_batches = 1;
   double share = 0;  // Of the spilled bytes, what the CPU attended to
   int64_t spilled_bytes = 0;
   double step_ms = 0;  // Median
