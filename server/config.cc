@@ -179,6 +179,11 @@ absl::Status CheckEngine(const WorkerFlags& flags, runtime::EngineOptions* engin
         absl::StrCat("--cut: '", flags.cut, "' is neither planned nor meet"));
   }
   engine->cut = flags.cut == "planned" ? runtime::CutMode::kPlanned : runtime::CutMode::kMeet;
+  RETURN_IF_ERROR(Choose("--micro-batches", flags.micro_batches,
+                         {{"auto", runtime::MicroBatching::kAuto},
+                          {"1", runtime::MicroBatching::kOne},
+                          {"2", runtime::MicroBatching::kTwo}},
+                         &engine->micro_batching));
   ShareBounds bounds;
   RETURN_IF_ERROR(Take("--share-interval", ParseShareBounds(flags.share_interval), &bounds));
   engine->min_cpu_share = bounds.min_share;

@@ -167,6 +167,8 @@ void WorkerMetrics::MakeProcessMetrics(const MetricsInfo& info) {
       &registry_.Histogram("step_seconds", step_help, kInterTokenBuckets, {{"kind", "prefill"}});
   steps_ = &registry_.Counter("steps_total", "Forward passes.");
   failed_steps_ = &registry_.Counter("failed_steps_total", "Forward passes that failed.");
+  ping_pong_steps_ = &registry_.Counter("ping_pong_steps_total",
+                                        "Decode steps of two micro-batches that took turns.");
   replayed_steps_ = &registry_.Counter(
       "replayed_steps_total", "Decode steps over resident KV that were launched as a graph.");
   step_graph_failures_ = &registry_.Counter(
@@ -301,6 +303,7 @@ void WorkerMetrics::Refresh(const runtime::Engine& engine) const {
   preemptions_drop_->AdvanceTo(static_cast<double>(state.preemptions_drop_total));
   steps_->AdvanceTo(static_cast<double>(state.steps_total));
   failed_steps_->AdvanceTo(static_cast<double>(state.failed_steps_total));
+  ping_pong_steps_->AdvanceTo(static_cast<double>(state.ping_pong_steps_total));
   replayed_steps_->AdvanceTo(static_cast<double>(state.replayed_steps_total));
   step_graph_failures_->AdvanceTo(static_cast<double>(state.step_graph_failures_total));
   nan_logits_->AdvanceTo(static_cast<double>(state.nan_logits_total));

@@ -127,6 +127,7 @@ class WorkerMetrics : public prometheus::Collectable {
   GuardedHistogram* prefill_step_;
   GuardedCounter* steps_;
   GuardedCounter* failed_steps_;
+  GuardedCounter* ping_pong_steps_;
   GuardedCounter* replayed_steps_;
   GuardedCounter* step_graph_failures_;
   GuardedCounter* nan_logits_;

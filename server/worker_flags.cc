@@ -47,7 +47,7 @@ void AddModelOptions(CLI::App& app, WorkerFlags& flags) {
   app.add_option(
          "--step-graphs", flags.step_graphs,
          "CUDA: shapes of decode steps that are kept as graphs: batch sizes; with spilled KV "
-         "they count for three. 0: none")
+         "they count for three, of two micro-batches for six. 0: none")
       ->group("Scheduling");
   app.add_option("--request-time-limit", flags.request_time_limit,
                  "A request that takes longer ends with TIME_LIMIT")
@@ -60,6 +60,10 @@ void AddModelOptions(CLI::App& app, WorkerFlags& flags) {
 void AddSplitOptions(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--cut", flags.cut,
                  "planned (reproducible) or meet (self-balancing within a step)")
+      ->group("Split");
+  app.add_option("--micro-batches", flags.micro_batches,
+                 "Of decode steps over spilled KV: 1, 2 (parts of the batch that take turns), or "
+                 "auto, where 2 is expected to be faster")
       ->group("Split");
   app.add_option("--share-interval", flags.share_interval,
                  "CPU shares that can be reached without moving a byte")

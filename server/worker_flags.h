@@ -34,6 +34,7 @@ struct WorkerFlags {
   int workers = 0;
   int device_threads = 0;
   std::string cut = "meet";
+  std::string micro_batches = "auto";
   std::string share_interval = "0,1";
   double link_gbps = 0;
   bool no_prefix_cache = false;

@@ -24,6 +24,9 @@ namespace writescope::runtime {
 
 enum class DeviceKind { kCpu, kCuda };
 enum class CutMode { kPlanned, kMeet };
+// Of decode steps over spilled KV. kTwo: parts of the batch take turns, so that one is attended to
+// while the other's dense work runs. kAuto: where that is expected to be faster.
+enum class MicroBatching { kAuto, kOne, kTwo };
 // kAuto: bf16 on CUDA, float32 on the CPU device, which has nothing else.
 enum class ComputeDtype { kAuto, kF32, kBf16 };
 // kSource: as in the checkpoint, in the compute type. kInt4: routed experts are quantised on load.
@@ -56,6 +59,7 @@ struct EngineOptions {
   int cpu_workers = 0;           // 0: usable cores - 2, at least 1
   int device_threads = 0;        // CPU device: 0 is all usable cores
   CutMode cut = CutMode::kMeet;
+  MicroBatching micro_batching = MicroBatching::kAuto;
   // Interval of shares reachable without moving a byte: rigid host bytes are its lower end, rigid
   // stream bytes end it above. [0, 1] places everything in swing.
   double min_cpu_share = 0;
@@ -167,6 +171,7 @@ struct EngineState {
   int64_t preemptions_pause_total = 0;
   int64_t preemptions_drop_total = 0;
   int64_t failed_steps_total = 0;
+  int64_t ping_pong_steps_total = 0;      // Decode steps of two micro-batches
   int64_t replayed_steps_total = 0;       // Resident decode steps that were launched as a graph
   int64_t step_graph_failures_total = 0;  // Above 0: no graph is made any more
   int64_t nan_logits_total = 0;

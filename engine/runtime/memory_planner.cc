@@ -78,9 +78,12 @@ class Planner {
                 model::OpsLimitsOf(config_, std::max(o.prefill_chunk_tokens, o.max_sequences))));
     AddItem("activations", true, fixed.activations);
     if (footprint.recording_layer_bytes > 0) {
-      // Of each size there are two kinds of steps.
-      const int all =
-          StepRecordings::Cost({.spilled = false}) + StepRecordings::Cost({.spilled = true});
+      // All kinds of steps that there are of each size.
+      int all = StepRecordings::Cost({.spilled = false}) +
+                StepRecordings::Cost({.spilled = true, .rows = 2});
+      if (o.micro_batching != MicroBatching::kOne) {
+        all += StepRecordings::Cost({.spilled = true, .rows = 2, .first_rows = 1});
+      }
       runner.max_recordings = std::min(o.max_step_graphs, all * o.max_sequences);
       AddItem("graphs of decode steps, at most", true,
               runner.max_recordings * config_.num_layers * footprint.recording_layer_bytes);

@@ -69,7 +69,8 @@ class StepLoop {
   // Resident sequences step inside a hybrid step, in time that would be idle.
   void StepResidentBetween(std::vector<ActiveRequest*>& resident, ResidentPacer& pacer,
                            const std::function<bool()>& still_waiting);
-  attention::SharePlan ChooseShare(int batch_size, const StepBytes& bytes, StepStats* stats);
+  // The share, and whether the step is one of two micro-batches.
+  void PlanHybrid(std::span<const int> slots, StepOptions* options, StepStats* stats) const;
   void TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
                   const RowLogits& logits);
   // After a failed step: pauses, drops or fails what it takes to go on.

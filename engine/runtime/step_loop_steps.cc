@@ -1,5 +1,6 @@
 // The steps of StepLoop: prefill, decode over spilled KV, decode of resident sequences.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -151,16 +152,37 @@ void StepLoop::StepResidentBetween(std::vector<ActiveRequest*>& resident, Reside
   }
 }
 
-attention::SharePlan StepLoop::ChooseShare(int batch_size, const StepBytes& bytes,
-                                           StepStats* stats) {
-  attention::SharePlan plan;
-  plan.cpu_share = share_.Lookup(batch_size, bytes.spilled, &stats->share_generation);
+void StepLoop::PlanHybrid(std::span<const int> slots, StepOptions* options,
+                          StepStats* stats) const {
+  attention::SharePlan& share = options->share;
+  const StepModel::Part whole = {.batch_size = static_cast<int>(slots.size()),
+                                 .bytes = runner_.BytesOf(slots)};
+  share.cpu_share = share_.Lookup(whole.batch_size, whole.bytes.spilled, &stats->share_generation);
+  stats->predicted_step_seconds =
+      model_.PredictSeconds(whole.batch_size, whole.bytes, share.cpu_share);
   // A share of 0 is the roofline's word that the link is done before the CPU could help.
-  plan.handoff = plan.cpu_share > 0;
-  plan.meet = options_.cut == CutMode::kMeet && plan.handoff;
-  stats->planned_cpu_share = plan.cpu_share;
-  stats->predicted_step_seconds = model_.PredictSeconds(batch_size, bytes, plan.cpu_share);
-  return plan;
+  share.handoff = share.cpu_share > 0;
+  share.meet = options_.cut == CutMode::kMeet && share.handoff;
+  if (share.handoff && slots.size() > 1 && options_.micro_batching != MicroBatching::kOne) {
+    MicroBatches halves = runner_.SplitInTwo(slots);
+    std::array<StepModel::Part, 2> parts;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      std::vector<int> of_part;
+      for (const int slice : halves[i]) of_part.push_back(slots[static_cast<size_t>(slice)]);
+      parts[i] = {.batch_size = static_cast<int>(of_part.size()),
+                  .bytes = runner_.BytesOf(of_part)};
+    }
+    const StepModel::TwoParts two = model_.PlanTwoParts(parts, whole, share.cpu_share);
+    if (two.pays || options_.micro_batching == MicroBatching::kTwo) {
+      options->micro_batches = std::move(halves);
+      stats->predicted_step_seconds = two.seconds;
+      // The engine's own table is of whole steps; a controller or an operator has the last word.
+      if (stats->share_generation == 0) {
+        share.cpu_share = std::clamp(two.cpu_share, options_.min_cpu_share, options_.max_cpu_share);
+      }
+    }
+  }
+  stats->planned_cpu_share = share.cpu_share;
 }
 
 void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
@@ -176,7 +198,7 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   }
   StepStats stats;
   StepOptions options;
-  options.share = ChooseShare(static_cast<int>(requests.size()), runner_.BytesOf(slots), &stats);
+  PlanHybrid(slots, &options, &stats);
   if (options_.retention) {
     options.retain_keep_free =
         runner_.cache().blocks().region(kvcache::RegionKind::kDevice).num_blocks() /
@@ -214,9 +236,14 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
     requests[i]->AddAttention(result->slices[i], bytes_per_token);
     if (slices[i].logits == LogitsOf::kNone) requests[i]->FinishWithoutTokens();
   }
-  ReportStep(StepKind::kDecode, 0, result->attention, step_s, static_cast<int>(requests.size()),
-             stats);
-  model_.LearnDense(static_cast<int>(requests.size()), result->attention.dense_s);
+  const int batch_size = static_cast<int>(requests.size());
+  stats.micro_batches = result->micro_batches;
+  ReportStep(StepKind::kDecode, 0, result->attention, step_s, batch_size, stats);
+  if (result->micro_batches == 1) {
+    model_.LearnDense(batch_size, result->attention.dense_s);
+  } else {
+    model_.LearnDense((batch_size + 1) / 2, result->attention.device_dense_s / 2);
+  }
   model_.LearnDeviceAttention(result->attention.resident_bytes + result->attention.link_bytes,
                               result->attention.device_attention_s);
   // Nobody may starve, also when the CPU leaves no idle time.
@@ -323,6 +350,7 @@ void StepLoop::ReportStep(StepKind kind, int64_t prefill_tokens,
   state_.device_attention_seconds_total += attention.device_attention_s;
   if (kind == StepKind::kDecode) {
     if (stats.spilled_bytes > 0) share_.SetLastShare(stats.observed_cpu_share);
+    if (stats.micro_batches == 2) ++state_.ping_pong_steps_total;
     state_.last_decode_step = stats;
   }
   if (observer_ != nullptr) observer_->OnStep(stats);

@@ -10,6 +10,11 @@ constexpr double kSmoothing = 0.2;
 // Below these a rate says more about the clock than about the machine.
 constexpr double kMinAttentionSeconds = 20e-6;
 constexpr int64_t kMinAttentionBytes = 16 << 10;
+// Steps of a batch before its D counts as known: those at the start are submitted call by call, and
+// take longer than the recorded ones that a choice is about.
+constexpr int kSettledSteps = 8;
+// Less is within the error of the prediction.
+constexpr double kLeastGain = 0.05;
 
 int BucketOf(int batch_size) {
   return std::bit_width(static_cast<uint32_t>(std::max(batch_size, 1)) - 1);
@@ -23,9 +28,10 @@ void StepModel::LearnDense(int batch_size, double seconds) {
       std::lower_bound(dense_.begin(), dense_.end(), bucket,
                        [](const Dense& dense, int wanted) { return dense.bucket < wanted; });
   if (at == dense_.end() || at->bucket != bucket) {
-    dense_.insert(at, {bucket, seconds});
+    dense_.insert(at, {bucket, seconds, 1});
   } else {
     at->seconds += kSmoothing * (seconds - at->seconds);
+    ++at->num_steps;
   }
 }
 
@@ -36,13 +42,18 @@ void StepModel::LearnDeviceAttention(int64_t bytes, double seconds) {
   device_measured_ = true;
 }
 
-double StepModel::DenseSeconds(int batch_size) const {
+const StepModel::Dense* StepModel::FindDense(int batch_size) const {
   const int bucket = BucketOf(batch_size);
-  double seconds = dense_.empty() ? 0 : dense_.front().seconds;
+  const Dense* found = dense_.empty() ? nullptr : &dense_.front();
   for (const Dense& dense : dense_) {
-    if (dense.bucket <= bucket) seconds = dense.seconds;
+    if (dense.bucket <= bucket) found = &dense;
   }
-  return seconds;
+  return found;
+}
+
+double StepModel::DenseSeconds(int batch_size) const {
+  const Dense* dense = FindDense(batch_size);
+  return dense != nullptr ? dense->seconds : 0;
 }
 
 double StepModel::AheadFraction(double dense_seconds) const {
@@ -54,16 +65,46 @@ double StepModel::ResidentSeconds(int64_t bytes) const {
   return rates_.device > 0 ? static_cast<double>(bytes) / rates_.device : 0;
 }
 
+roofline::StepLoad StepModel::LoadOf(const StepBytes& bytes, double dense_seconds) const {
+  return {.spilled_bytes = static_cast<double>(bytes.spilled),
+          .host_bytes = static_cast<double>(bytes.host),
+          .stream_bytes = static_cast<double>(bytes.stream),
+          .dense_seconds = dense_seconds,
+          .ahead_fraction = AheadFraction(dense_seconds),
+          .device_attention_seconds = ResidentSeconds(bytes.resident),
+          .handoff_seconds = options_.handoff_seconds};
+}
+
 double StepModel::PredictSeconds(int batch_size, const StepBytes& bytes, double cpu_share) const {
-  const double dense_seconds = DenseSeconds(batch_size);
-  return roofline::PredictStep({.spilled_bytes = static_cast<double>(bytes.spilled),
-                                .host_bytes = static_cast<double>(bytes.host),
-                                .stream_bytes = static_cast<double>(bytes.stream),
-                                .dense_seconds = dense_seconds,
-                                .ahead_fraction = AheadFraction(dense_seconds),
-                                .device_attention_seconds = ResidentSeconds(bytes.resident),
-                                .handoff_seconds = options_.handoff_seconds},
-                               rates_, cpu_share);
+  return roofline::PredictStep(LoadOf(bytes, DenseSeconds(batch_size)), rates_, cpu_share);
+}
+
+StepModel::TwoParts StepModel::PlanTwoParts(const std::array<Part, 2>& parts, const Part& whole,
+                                            double whole_share) const {
+  const Dense* known = FindDense(whole.batch_size);
+  if (known == nullptr) return {};
+  // A part's D is no longer than that of the whole, whatever is known of batches of its size.
+  const double part_dense =
+      std::min(DenseSeconds(std::max(parts[0].batch_size, parts[1].batch_size)), known->seconds);
+  StepBytes bytes;
+  for (const Part& part : parts) {
+    bytes.spilled += part.bytes.spilled;
+    bytes.host += part.bytes.host;
+    bytes.stream += part.bytes.stream;
+    bytes.resident += part.bytes.resident;
+  }
+  const roofline::BestShareResult best = roofline::BestPingPong(
+      LoadOf(bytes, roofline::PingPongDenseSeconds(part_dense, options_.num_layers)), rates_,
+      part_dense);
+  TwoParts two = {.cpu_share = best.share, .seconds = best.step_seconds};
+  // Nor is the step shorter than that of either part alone.
+  for (const Part& part : parts) {
+    two.seconds = std::max(
+        two.seconds, roofline::PredictStep(LoadOf(part.bytes, part_dense), rates_, best.share));
+  }
+  const double whole_seconds = PredictSeconds(whole.batch_size, whole.bytes, whole_share);
+  two.pays = known->num_steps >= kSettledSteps && two.seconds < (1 - kLeastGain) * whole_seconds;
+  return two;
 }
 
 roofline::ShareTable StepModel::Table(int64_t device_bytes, int64_t max_spilled_bytes) const {

@@ -2,6 +2,7 @@
 // steps have shown since. For predictions, and for the shares in force without a controller.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -22,7 +23,8 @@ class StepModel {
   };
   explicit StepModel(const Options& options) : options_(options), rates_(options.rates) {}
 
-  // D of one step. Smoothed for each range of batch sizes; the first counts as it is.
+  // D of one step in one micro-batch. Smoothed for each range of batch sizes; the first counts as
+  // it is.
   void LearnDense(int batch_size, double seconds);
   // Bytes that the device attended to in `seconds`, wherever they came from.
   void LearnDeviceAttention(int64_t bytes, double seconds);
@@ -30,6 +32,18 @@ class StepModel {
   // D of a batch: as measured at the nearest size, smaller ones first; 0 before any.
   double DenseSeconds(int batch_size) const;
   double PredictSeconds(int batch_size, const StepBytes& bytes, double cpu_share) const;
+  // A step in two micro-batches, beside the same in one with `whole_share`.
+  struct Part {
+    int batch_size = 0;
+    StepBytes bytes;
+  };
+  struct TwoParts {
+    bool pays = false;
+    double cpu_share = 0;  // The best, where it pays
+    double seconds = 0;
+  };
+  TwoParts PlanTwoParts(const std::array<Part, 2>& parts, const Part& whole,
+                        double whole_share) const;
   // BestShare for every batch size that D is known of, beside a device region of `device_bytes`
   // that is read as a whole.
   roofline::ShareTable Table(int64_t device_bytes, int64_t max_spilled_bytes) const;
@@ -38,7 +52,10 @@ class StepModel {
   struct Dense {
     int bucket = 0;  // Of batches of up to 2^bucket
     double seconds = 0;
+    int num_steps = 0;  // That it was learnt from
   };
+  const Dense* FindDense(int batch_size) const;
+  roofline::StepLoad LoadOf(const StepBytes& bytes, double dense_seconds) const;
   double AheadFraction(double dense_seconds) const;
   double ResidentSeconds(int64_t bytes) const;
 

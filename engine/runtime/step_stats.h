@@ -25,6 +25,7 @@ struct StepStats {
   absl::Time end_time;
   double step_seconds = 0;
   int batch_size = 0;
+  int micro_batches = 1;
   int64_t prefill_tokens = 0;
   int64_t spilled_bytes = 0;
   int64_t stream_region_bytes = 0;

@@ -184,6 +184,29 @@ TEST_F(WorkerTest, PlanIsPrintedAndPlanOnlyStopsThere) {
   EXPECT_LT(output.find("weights"), output.find("LISTENING"));
 }
 
+// Two requests at a time, whose decode steps can be split, and the counter of those that were.
+TEST_F(WorkerTest, MicroBatchesCanBeAskedFor) {
+  for (const char* micro_batches : {"1", "2"}) {
+    Start({absl::StrCat("--micro-batches=", micro_batches)});
+    const std::string text = Prose(40000);
+    std::vector<Answer> answers(2);
+    std::vector<std::thread> clients;
+    for (size_t i = 0; i < answers.size(); ++i) {
+      clients.emplace_back(
+          [&, i] { answers[i] = Generate(Request(text.substr(i * 9000, 24000), 40)); });
+    }
+    for (std::thread& client : clients) client.join();
+    for (const Answer& answer : answers) {
+      EXPECT_TRUE(answer.status.ok()) << answer.status.error_message();
+      EXPECT_EQ(answer.messages.back().usage().generated_tokens(), 40u);
+    }
+    const std::string metrics = controller::HttpGet(worker_.metrics, "/metrics");
+    EXPECT_THAT(metrics, ::testing::ContainsRegex(
+                             absl::StrCat("\nwritescope_ping_pong_steps_total[^\n]* ",
+                                          micro_batches == std::string("2") ? "[1-9]" : "0\n")));
+  }
+}
+
 TEST_F(WorkerTest, SigtermLetsRunningRequestsEnd) {
   Start();
   Answer answer;

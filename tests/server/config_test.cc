@@ -30,6 +30,7 @@ TEST(WorkerConfig, DefaultsNeedOnlyModelAndBudget) {
   EXPECT_EQ(parsed.config->engine.vram_budget_bytes, 40 * kMiB);
   EXPECT_EQ(parsed.config->listen, "127.0.0.1:50051");
   EXPECT_EQ(parsed.config->engine.cut, runtime::CutMode::kMeet);
+  EXPECT_EQ(parsed.config->engine.micro_batching, runtime::MicroBatching::kAuto);
   EXPECT_TRUE(parsed.config->engine.prefix_cache);
   EXPECT_TRUE(parsed.config->engine.retention);
 }
@@ -52,6 +53,7 @@ TEST(WorkerConfig, EveryFlagDoesSomething) {
                                                       "--workers=7",
                                                       "--device-threads=2",
                                                       "--cut=planned",
+                                                      "--micro-batches=2",
                                                       "--share-interval=0.3,0.75",
                                                       "--link-gbps=1.5",
                                                       "--no-prefix-cache",
@@ -87,6 +89,7 @@ TEST(WorkerConfig, EveryFlagDoesSomething) {
   EXPECT_EQ(config.engine.cpu_workers, 7);
   EXPECT_EQ(config.engine.device_threads, 2);
   EXPECT_EQ(config.engine.cut, runtime::CutMode::kPlanned);
+  EXPECT_EQ(config.engine.micro_batching, runtime::MicroBatching::kTwo);
   EXPECT_EQ(config.engine.min_cpu_share, 0.3);
   EXPECT_EQ(config.engine.max_cpu_share, 0.75);
   EXPECT_EQ(config.engine.link_bytes_per_s, 1.5e9);
@@ -123,6 +126,7 @@ TEST(WorkerConfig, ErrorsNameTheFlagAndTheValue) {
                         Case{"--listen=", "--listen: ''"},
                         Case{"--kv-dtype=fp8", "'fp8'"},
                         Case{"--cut=half", "'half'"},
+                        Case{"--micro-batches=3", "'3'"},
                         Case{"--share-interval=0.9,0.1", "--share-interval"},
                         Case{"--link-gbps=-1", "-1"},
                         Case{"--link-gbps=0.0009", "nor in [0.001, 1e6]"},

@@ -54,6 +54,7 @@ const char* const kNames[] = {
     "writescope_model_error_ratio",
     "writescope_model_predicted_step_seconds",
     "writescope_numeric_anomalies_total",
+    "writescope_ping_pong_steps_total",
     "writescope_pinned_bytes",
     "writescope_preemptions_total",
     "writescope_prefill_time_seconds",

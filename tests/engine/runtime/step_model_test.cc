@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <initializer_list>
+#include <utility>
+
 namespace writescope::runtime {
 namespace {
 
@@ -94,6 +98,86 @@ TEST(StepModel, TheTableIsTheRooflinesOwn) {
       EXPECT_NEAR(table.Lookup(batch, spilled), best, 0.01) << batch << ", " << spilled;
     }
   }
+}
+
+// As a worker comes to know it: D of a batch by its own steps.
+StepModel Known(std::initializer_list<std::pair<int, double>> dense) {
+  StepModel model(Options());
+  for (int step = 0; step < 20; ++step) {
+    for (const auto& [batch_size, seconds] : dense) model.LearnDense(batch_size, seconds);
+  }
+  return model;
+}
+
+StepModel::TwoParts Plan(const StepModel& model, const std::array<StepModel::Part, 2>& parts) {
+  const StepModel::Part whole = {
+      .batch_size = parts[0].batch_size + parts[1].batch_size,
+      .bytes = {.spilled = parts[0].bytes.spilled + parts[1].bytes.spilled,
+                .resident = parts[0].bytes.resident + parts[1].bytes.resident}};
+  const double share =
+      roofline::BestShare({.spilled_bytes = static_cast<double>(whole.bytes.spilled),
+                           .dense_seconds = model.DenseSeconds(whole.batch_size)},
+                          kRates)
+          .share;
+  return model.PlanTwoParts(parts, whole, share);
+}
+
+TEST(StepModel, TwoPartsPayWhereTheyHideTheDenseWork) {
+  const StepModel model = Known({{8, 0.016}, {16, 0.020}});
+  // 40 ms of both sides together, and D of a part is half the time of the other's attention.
+  const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 300'000'000}};
+  const StepModel::TwoParts two = Plan(model, {half, half});
+  EXPECT_TRUE(two.pays);
+  const double exposed = 2 * 0.016 / 20;
+  EXPECT_NEAR(two.seconds, exposed + (600e6 - exposed * 6e9) / 15e9 + 1e-4, 1e-6);
+  EXPECT_NEAR(two.cpu_share, 10.0 / 15 * (1 - exposed * 6e9 / 600e6), 1e-6);
+}
+
+TEST(StepModel, TwoPartsDoNotPayWhereDenseWorkIsAllOrNothing) {
+  // Experts that both parts hit: a part takes as long as the whole, and there is little to hide it.
+  const StepModel::Part small = {.batch_size = 8, .bytes = {.spilled = 100'000'000}};
+  EXPECT_FALSE(Plan(Known({{8, 0.019}, {16, 0.020}}), {small, small}).pays);
+  // So much is spilled that D is nothing beside it.
+  const StepModel::Part huge = {.batch_size = 8, .bytes = {.spilled = 50'000'000'000}};
+  EXPECT_FALSE(Plan(Known({{8, 0.010}, {16, 0.012}}), {huge, huge}).pays);
+  // The device has attention enough to do itself.
+  const StepModel::Part resident = {.batch_size = 8,
+                                    .bytes = {.spilled = 300'000'000, .resident = 5'000'000'000}};
+  EXPECT_FALSE(Plan(Known({{8, 0.016}, {16, 0.020}}), {resident, resident}).pays);
+}
+
+TEST(StepModel, UnequalPartsHideLess) {
+  const StepModel model = Known({{1, 0.015}, {2, 0.016}});
+  const auto parts = [](int64_t first, int64_t second) {
+    return std::array<StepModel::Part, 2>{
+        StepModel::Part{.batch_size = 1, .bytes = {.spilled = first}},
+        StepModel::Part{.batch_size = 1, .bytes = {.spilled = second}}};
+  };
+  const StepModel::TwoParts equal = Plan(model, parts(300'000'000, 300'000'000));
+  const StepModel::TwoParts unequal = Plan(model, parts(590'000'000, 10'000'000));
+  EXPECT_TRUE(equal.pays);
+  EXPECT_GT(unequal.seconds, 1.2 * equal.seconds);
+  EXPECT_FALSE(unequal.pays);
+}
+
+// What both parts read counts twice.
+TEST(StepModel, ASharedBeginningMakesTwoPartsSlower) {
+  const StepModel model = Known({{8, 0.016}, {16, 0.020}});
+  const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 500'000'000}};
+  const StepModel::Part whole = {.batch_size = 16, .bytes = {.spilled = 600'000'000}};
+  EXPECT_FALSE(model.PlanTwoParts({half, half}, whole, 0.5).pays);
+}
+
+// Steps at the start are slower than those to come: they are no reason.
+TEST(StepModel, TwoPartsWaitForStepsOfTheWholeBatch) {
+  StepModel model(Options());
+  const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 300'000'000}};
+  EXPECT_FALSE(Plan(model, {half, half}).pays);
+  model.LearnDense(8, 0.016);
+  model.LearnDense(16, 0.020);
+  EXPECT_FALSE(Plan(model, {half, half}).pays);
+  for (int step = 0; step < 7; ++step) model.LearnDense(16, 0.020);
+  EXPECT_TRUE(Plan(model, {half, half}).pays);
 }
 
 TEST(StepModel, ATableBeforeAnyStepIsThatOfNoDenseTime) {
