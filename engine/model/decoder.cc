@@ -1,6 +1,7 @@
 #include "engine/model/decoder.h"
 
 #include <algorithm>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -186,6 +187,19 @@ void Decoder::EmbedStaged() {
                static_cast<float>(config_.rms_eps), normed_);
 }
 
+ops::LatentHeads Decoder::LatentHeadsOf(const DeviceAttentionWeights& w) const {
+  return {.key_up = w.key_up, .value_up = w.value_up, .rope_dim = config_.qk_rope_head_dim};
+}
+
+int Decoder::LatentHeadsMinRows() const {
+  if (!config_.mla) return std::numeric_limits<int>::max();
+  int rows = 1;
+  for (const DeviceLayerWeights& layer : weights_.layers) {
+    rows = std::max(rows, ops_.LatentHeadsMinRows(geometry_, LatentHeadsOf(layer.attention)));
+  }
+  return rows;
+}
+
 void Decoder::BeforeAttention(int layer, std::span<const int64_t> positions,
                               std::span<const ops::KvTarget> targets) {
   BeforeAttention(layer, {.positions = positions, .targets = targets});
@@ -267,6 +281,8 @@ void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
   } else {
     ops_.Linear(num_rows_, normed(), *w.kv_a_proj, k_proj_);
   }
+  latent_heads_ = LatentHeadsOf(w);
+  state_.heads = with_heads_ ? &latent_heads_ : nullptr;
   ops_.MlaPrepare({.num_tokens = num_rows_,
                    .num_heads = config_.num_heads,
                    .nope_dim = config_.qk_nope_head_dim,
@@ -286,6 +302,7 @@ void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
                    .staged_first_row = first_row_,
                    .positions = places.positions,
                    .targets = places.targets,
+                   .absorb = !with_heads_,
                    .q_out = q()});
 }
 
@@ -293,7 +310,9 @@ void Decoder::AfterAttention(int layer) {
   const DeviceLayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const void* heads = attention_out_;
   if (config_.mla) {
-    ops_.MlaOutput(num_rows_, w.attention.value_up, attention_out_, head_out_);
+    if (!with_heads_) {
+      ops_.MlaOutput(num_rows_, w.attention.value_up, attention_out_, head_out_);
+    }
     heads = head_out_;
   }
   ops_.Linear(num_rows_, heads, w.attention.o_proj, x(), /*accumulate=*/true);

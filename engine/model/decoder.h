@@ -46,6 +46,11 @@ class Decoder {
 
   // Starts a step with the tokens' embeddings, and the norm of the first layer.
   void Embed(std::span<const TokenId> tokens);
+  // Whether the layers that come attend to latents as heads of their own (ops::LatentHeads); only
+  // without a hand-off to the CPU, and where every sequence has LatentHeadsMinRows rows.
+  void SetLatentHeads(bool with_heads) { with_heads_ = with_heads; }
+  // From so many rows of each sequence on they should; of MLA, else more than there can be.
+  int LatentHeadsMinRows() const;
   // Projections, rope; writes each token's KV to its target and the queries to q().
   void BeforeAttention(int layer, std::span<const int64_t> positions,
                        std::span<const ops::KvTarget> targets);
@@ -70,9 +75,13 @@ class Decoder {
   void StagedLayer(int layer);               // Its attention, too
   void AllLogits(kernels::RowMax* largest);  // Of all rows
 
-  float* q() const;  // Of the selected rows [rows, heads, k_dim]
+  // Of the selected rows [rows, heads, k_dim]. This, the state and what is put out are of the layer
+  // that BeforeAttention was called for last: with latent heads as ops::AttendState says, and
+  // v_head_dim values of a row and head.
+  float* q() const;
   ops::AttendState state() const { return state_; }
-  void* attention_out() const { return attention_out_; }  // [rows, heads, AttentionOutDim]
+  // [rows, heads, AttentionOutDim]
+  void* attention_out() const { return with_heads_ ? head_out_ : attention_out_; }
   int max_rows() const { return limits_.max_rows; }
   int max_logit_rows() const { return limits_.max_logit_rows; }
   void SetChoiceHook(ChoiceHook hook) { choice_hook_ = std::move(hook); }
@@ -90,6 +99,7 @@ class Decoder {
   void BeforeAttention(int layer, const Places& places);
   void BeforeGqa(const DeviceAttentionWeights& w, const Places& places);
   void BeforeMla(const DeviceAttentionWeights& w, const Places& places);
+  ops::LatentHeads LatentHeadsOf(const DeviceAttentionWeights& w) const;
   // Of the rows in x_, what the layer after `layer` (-1: before all), or the logits, begin with.
   const float* NormAfter(int layer) const;
   // The selected rows of x_ and normed_.
@@ -126,6 +136,8 @@ class Decoder {
   void* logits_ = nullptr;    // [max_logit_rows, vocab]
   float* q_ = nullptr;
   ops::AttendState state_;
+  bool with_heads_ = false;
+  ops::LatentHeads latent_heads_;  // Of the layer
 };
 
 }  // namespace writescope::model

@@ -5,6 +5,7 @@
 // Inside a closure work is spread by ForItems. Which thread takes an item never changes a result.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -58,6 +59,9 @@ class CpuOps final : public Ops {
                  void* out) override;
   void ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) override;
   void Attend(const AttendArgs& args) override;
+  int LatentHeadsMinRows(const KvGeometry&, const LatentHeads&) const override {
+    return std::numeric_limits<int>::max();
+  }
   void MergeAttention(const MergeArgs& args) override;
   bool StageStep(const StepInputs& inputs) override;
   void EmbedStaged(int step, const Matrix& table, void* out) override;

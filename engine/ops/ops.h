@@ -104,7 +104,11 @@ struct MlaPrepareArgs {
   int staged_first_row = 0;
   std::span<const int64_t> positions;
   std::span<const KvTarget> targets;
-  float* q_out = nullptr;  // Device [num_tokens, num_heads, k_dim]: latent part, rope part, zeros
+  // False: for LatentHeads.
+  bool absorb = true;
+  // Device [num_tokens, num_heads, k_dim]: latent part, rope part, zeros. Without `absorb`
+  // [num_tokens, num_heads, nope + rope].
+  float* q_out = nullptr;
 };
 
 // Consecutive blocks at consecutive addresses.
@@ -126,11 +130,25 @@ struct ReaderRows {
   int64_t first_position = 0;
 };
 
+// How latents become keys and values of heads. To attend to those takes a third of the products
+// that latents take themselves, but each latent has to be multiplied first: for many rows.
+struct LatentHeads {
+  std::span<const Matrix> key_up;    // [num_heads] of [latent, nope]
+  std::span<const Matrix> value_up;  // [num_heads] of [v_head_dim, latent]
+  int rope_dim = 0;
+
+  int key_dim() const { return static_cast<int>(key_up[0].cols) + rope_dim; }
+  int value_dim() const { return static_cast<int>(value_up[0].rows); }
+};
+
 // Running attention states of rows on the device; see kernels/attention_partial.h.
 struct AttendState {
   float* o = nullptr;  // Device [rows, num_heads, v_dim]
   float* m = nullptr;  // Device [rows, num_heads]
   float* l = nullptr;
+  // With it (LatentHeadsMinRows) q is of heads' own keys, and o and what is merged of their own
+  // values: k_dim and v_dim are key_dim() and value_dim(). Without partials of the CPU.
+  const LatentHeads* heads = nullptr;
 };
 
 struct AttendArgs {
@@ -296,6 +314,9 @@ class Ops : public Recorder {
   virtual void ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) = 0;
   // Goes on from the states with the blocks of `spans`.
   virtual void Attend(const AttendArgs& args) = 0;
+  // From how many rows of each reader on it is better to attend with AttendState::heads, whose keys
+  // and values the device rounds as it does activations. More than there can be: it cannot.
+  virtual int LatentHeadsMinRows(const KvGeometry& kv, const LatentHeads& heads) const = 0;
   // Finishes the states, merged with the CPU's partials.
   virtual void MergeAttention(const MergeArgs& args) = 0;
   // Brings a step's inputs to where EmbedStaged, AttendStaged and calls with a staged_layer find

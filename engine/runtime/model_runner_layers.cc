@@ -1,5 +1,7 @@
 // How ModelRunner submits a step's layers: prompts, decode steps over spilled KV, whose dense work
 // goes as recorded where it can, and decode steps of resident sequences.
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -43,6 +45,11 @@ absl::Status ModelRunner::Attend(int turn, const StepOptions& options) {
 }
 
 absl::Status ModelRunner::RunLayers(Step& step, int64_t num_logits, const StepOptions& options) {
+  int least_rows = std::numeric_limits<int>::max();
+  for (const kvcache::WritePlan& plan : step.plans) {
+    least_rows = std::min(least_rows, plan.num_tokens);
+  }
+  decoder_->SetLatentHeads(!options.share.handoff && least_rows >= decoder_->LatentHeadsMinRows());
   decoder_->Embed(step.tokens);
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     if (options.cancelled && options.cancelled()) return GivenUp();
@@ -67,6 +74,7 @@ absl::Status ModelRunner::RunDecodeLayers(Step& step, const StepOptions& options
   const int num_turns = config_.num_layers * num_parts;
   // Attention takes what it finds on the device call by call: nothing of it is staged.
   const bool can_replay = Stage(kSpilledStep, step, {}) && !decoder_->has_choice_hook();
+  decoder_->SetLatentHeads(false);
   decoder_->StartStep(num_rows);
   StepRecordings::Step recorded = recordings_.Begin(
       ShapeIf(

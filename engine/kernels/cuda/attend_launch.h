@@ -75,6 +75,11 @@ TileKernel PrefillKernel(const KvGeometry& kv);
 // as PrefillKernel's. `launch` is null too where this build has no code for sm_90a.
 TileKernel WarpgroupPrefillKernel(const KvGeometry& kv);
 
+// The same for latents that have become keys of 128 dims and 64 more that all heads share, and
+// values of 128, for each head. It finds them in the scratch (attend_operands.h): `launch` does not
+// make them.
+TileKernel LatentHeadsKernel(const KvGeometry& heads);
+
 // The end: out = state merged with the CPU's partials; see MergeArgs in ops.h.
 struct MergeCall {
   int64_t count;  // Rows x heads

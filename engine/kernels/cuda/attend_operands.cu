@@ -37,20 +37,6 @@ struct Chunks {
   }
 };
 
-__device__ const KvSpan* FindSpan(const TileArrays& arrays, int num_spans, int block) {
-  int span = 0;
-  int above = num_spans;
-  while (above - span > 1) {
-    const int middle = (span + above) / 2;
-    if (arrays.spans[middle].first_block <= block) {
-      span = middle;
-    } else {
-      above = middle;
-    }
-  }
-  return arrays.spans + span;
-}
-
 // A thread block takes one head of one block: a warp has half the dims of a tile of the keys, and
 // 16 dims of the values.
 __global__ void __launch_bounds__(kThreads)

@@ -54,6 +54,21 @@ __device__ inline RowTile FindRowTile(const TileCall& call, int tile, int tile_r
   return found;
 }
 
+// The span of a block of the call.
+__device__ inline const KvSpan* FindSpan(const TileArrays& arrays, int num_spans, int block) {
+  int span = 0;
+  int above = num_spans;
+  while (above - span > 1) {
+    const int middle = (span + above) / 2;
+    if (arrays.spans[middle].first_block <= block) {
+      span = middle;
+    } else {
+      above = middle;
+    }
+  }
+  return arrays.spans + span;
+}
+
 // One head of one block.
 struct HeadBlock {
   const std::byte* k;  // Null: there is none.

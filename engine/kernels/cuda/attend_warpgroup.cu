@@ -28,16 +28,23 @@ static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
               (kConsumers + 1) * kStartRegisters);
 
 // What is called a slab has 64 values of each row.
-constexpr int kSlabs = kOperandDims / kOperandRowValues;
 constexpr int kQuerySlabBytes = kGroupRows * kOperandRowBytes;
 constexpr int kItemSlabBytes = kItemBlocks * kKeySlabBytes;
-constexpr int kQueryBytes = kSlabs * kQuerySlabBytes;  // Of a warpgroup
-constexpr int kKeyBytes = kSlabs * kItemSlabBytes;
 constexpr int kValueBytes = kItemBlocks * kOperandValueBytes;
-constexpr int kStages = 3;
 constexpr int kAlignment = 1024;  // Of swizzled operands
-constexpr int kSharedBytes =
-    kAlignment + kConsumers * kQueryBytes + kStages * (kKeyBytes + kValueBytes);
+
+// Keys of 128 dims, or of 192, of which the heads share the last 64.
+template <int kDims>
+struct Shape {
+  static constexpr int kKeyDims = kDims;
+  static constexpr int kSlabs = kDims / kOperandRowValues;
+  static constexpr int kHeadSlabs = kOperandDims / kOperandRowValues;
+  static constexpr int kQueryBytes = kSlabs * kQuerySlabBytes;  // Of a warpgroup
+  static constexpr int kKeyBytes = kSlabs * kItemSlabBytes;
+  static constexpr int kStages = kDims == kOperandDims ? 3 : 2;
+  static constexpr int kSharedBytes =
+      kAlignment + kConsumers * kQueryBytes + kStages * (kKeyBytes + kValueBytes);
+};
 
 struct StageBarriers {
   uint64_t keys_full, keys_empty;
@@ -52,22 +59,24 @@ struct Stage {
 };
 
 // The stages of a thread block, which items take in turn.
+template <typename S>
 struct Stages {
   StageBarriers* barriers;
   std::byte* keys;
   std::byte* values;
 
   __device__ Stage At(int stage) const {
-    return {barriers + stage, keys + stage * kKeyBytes, values + stage * kValueBytes};
+    return {barriers + stage, keys + stage * S::kKeyBytes, values + stage * kValueBytes};
   }
 };
 
 // The stage of an item, and the parity of the phases in which it is filled.
+template <typename S>
 struct StageCounter {
   int stage = 0;
   uint32_t parity = 0;
   __device__ void Next() {
-    if (++stage == kStages) {
+    if (++stage == S::kStages) {
       stage = 0;
       parity ^= 1;
     }
@@ -77,28 +86,35 @@ struct StageCounter {
 // --- The producer: one warp, of which one lane copies.
 
 // Where there is no second block (-1) it is the first again, without tokens.
+template <typename S>
 __device__ inline void CopyItem(const Operands& operands, int num_kv_heads, int kv_head,
                                 const int (&blocks)[kItemBlocks], const Stage& stage,
                                 uint32_t parity) {
   StageBarriers& barriers = *stage.barriers;
+  constexpr int kSharedSlabs = S::kSlabs - S::kHeadSlabs;
   const std::byte* from[kItemBlocks];
+  const std::byte* shared[kItemBlocks];
 #pragma unroll
   for (int b = 0; b < kItemBlocks; ++b) {
     const int64_t block = blocks[b] < 0 ? blocks[0] : blocks[b];
     from[b] = operands.heads + (block * num_kv_heads + kv_head) * kOperandHeadBytes;
+    shared[b] = operands.shared + block * kSharedSlabs * kKeySlabBytes;
   }
   WaitBarrier(&barriers.keys_empty, parity ^ 1);
 #pragma unroll
   for (int b = 0; b < kItemBlocks; ++b) {
     barriers.places[b] = blocks[b] < 0 ? BlockPlace{0, 0} : operands.places[blocks[b]];
   }
-  ArriveExpecting(&barriers.keys_full, kKeyBytes);
+  ArriveExpecting(&barriers.keys_full, S::kKeyBytes);
 #pragma unroll
   for (int b = 0; b < kItemBlocks; ++b) {
 #pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab) {
-      CopyBulk(stage.keys + slab * kItemSlabBytes + b * kKeySlabBytes,
-               from[b] + slab * kKeySlabBytes, kKeySlabBytes, &barriers.keys_full);
+    for (int slab = 0; slab < S::kSlabs; ++slab) {
+      const std::byte* keys = slab < S::kHeadSlabs
+                                  ? from[b] + slab * kKeySlabBytes
+                                  : shared[b] + (slab - S::kHeadSlabs) * kKeySlabBytes;
+      CopyBulk(stage.keys + slab * kItemSlabBytes + b * kKeySlabBytes, keys, kKeySlabBytes,
+               &barriers.keys_full);
     }
   }
   WaitBarrier(&barriers.values_empty, parity ^ 1);
@@ -111,7 +127,8 @@ __device__ inline void CopyItem(const Operands& operands, int num_kv_heads, int 
 }
 
 // The blocks of the reader that the thread block's last row sees, two by two.
-__device__ inline void Produce(const TileCall& call, const RowTile& tile, const Stages& stages) {
+template <typename S>
+__device__ inline void Produce(const TileCall& call, const RowTile& tile, const Stages<S>& stages) {
   const int lane = threadIdx.x % kWarpLanes;
   const Operands operands = FindOperands(call);
   const int64_t last_position = tile.Position(tile.num_pairs - 1);
@@ -119,12 +136,12 @@ __device__ inline void Produce(const TileCall& call, const RowTile& tile, const 
   const int end = next_reader == ArraysOf(call).readers + call.sizes.num_readers
                       ? call.sizes.num_blocks
                       : next_reader->first_block;
-  StageCounter at;
+  StageCounter<S> at;
   int pending = -1;
   const auto copy = [&](int second) {
     if (lane == 0) {
-      CopyItem(operands, call.rows.kv.num_kv_heads, tile.kv_head, {pending, second},
-               stages.At(at.stage), at.parity);
+      CopyItem<S>(operands, call.rows.kv.num_kv_heads, tile.kv_head, {pending, second},
+                  stages.At(at.stage), at.parity);
     }
     pending = -1;
     at.Next();
@@ -162,9 +179,10 @@ __device__ inline void ArriveNamed(int barrier, int threads) {
 }
 
 // Queries of the warpgroup's rows as an operand: a lane takes 8 values of a row at a time.
+template <typename S>
 __device__ inline void StageQueries(const AttendRows& rows, const RowTile& tile, int group_row,
                                     std::byte* queries) {
-  constexpr int kRowChunks = kOperandDims / 8;
+  constexpr int kRowChunks = S::kKeyDims / 8;
 #pragma unroll 4
   for (int at = threadIdx.x % kGroupThreads; at < kGroupRows * kRowChunks; at += kGroupThreads) {
     const int row = at / kRowChunks;
@@ -172,7 +190,7 @@ __device__ inline void StageQueries(const AttendRows& rows, const RowTile& tile,
     Words4 words = {};
     if (group_row + row < tile.num_pairs) {
       const float4* from = reinterpret_cast<const float4*>(
-          rows.q + tile.State(rows, group_row + row) * kOperandDims + chunk * 8);
+          rows.q + tile.State(rows, group_row + row) * S::kKeyDims + chunk * 8);
       const float4 low = from[0], high = from[1];
       words = {PackBf16(low.x, low.y), PackBf16(low.z, low.w), PackBf16(high.x, high.y),
                PackBf16(high.z, high.w)};
@@ -183,8 +201,9 @@ __device__ inline void StageQueries(const AttendRows& rows, const RowTile& tile,
 }
 
 // A thread's part in a warpgroup's way through the items.
+template <typename S>
 struct Consumer {
-  const Stages& stages;
+  const Stages<S>& stages;
   const int group;
   const int lane;
   // Operands in shared memory
@@ -200,8 +219,8 @@ struct Consumer {
   float s[64];
   uint32_t p[8][4];
   float factors[2];
-  StageCounter at;      // Of the keys
-  StageCounter before;  // Of the values
+  StageCounter<S> at;      // Of the keys
+  StageCounter<S> before;  // Of the values
 
   // False at the end. A vote, so that the compiler knows that all lanes go the same way.
   __device__ bool WaitForKeys() {
@@ -215,10 +234,11 @@ struct Consumer {
   __device__ void IssueScores() {
     FenceMmaGroup();
 #pragma unroll
-    for (int step = 0; step < kOperandDims / kStepDims; ++step) {
+    for (int step = 0; step < S::kKeyDims / kStepDims; ++step) {
       const int slab = step / 4, along = step % 4 * 2;
       MmaGroup(s, queries + slab * (kQuerySlabBytes / 16) + along,
-               keys + at.stage * (kKeyBytes / 16) + slab * (kItemSlabBytes / 16) + along, step > 0);
+               keys + at.stage * (S::kKeyBytes / 16) + slab * (kItemSlabBytes / 16) + along,
+               step > 0);
     }
     CommitMmaGroup();
   }
@@ -298,18 +318,19 @@ struct Consumer {
   }
 };
 
+template <typename S>
 __device__ inline void Consume(const TileCall& call, const RowTile& tile, std::byte* queries,
-                               const Stages& stages) {
+                               const Stages<S>& stages) {
   const int group = threadIdx.x / kGroupThreads;
   const int lane = threadIdx.x % kWarpLanes;
   const int group_row = group * kGroupRows;
   const int warp_row = group_row + threadIdx.x % kGroupThreads / kWarpLanes * 16;
-  queries += group * kQueryBytes;
-  StageQueries(call.rows, tile, group_row, queries);
+  queries += group * S::kQueryBytes;
+  StageQueries<S>(call.rows, tile, group_row, queries);
   PublishToTensorCores();
   SyncNamed(kGroupBarrier + group, kGroupThreads);
 
-  Consumer consumer{.stages = stages, .group = group, .lane = lane};
+  Consumer<S> consumer{.stages = stages, .group = group, .lane = lane};
   consumer.queries = SwizzledOperand(SharedAddress(queries));
   consumer.keys = SwizzledOperand(SharedAddress(stages.keys));
   consumer.values = SwizzledOperand(SharedAddress(stages.values));
@@ -324,18 +345,19 @@ __device__ inline void Consume(const TileCall& call, const RowTile& tile, std::b
   if (consumer.Run()) StoreState(consumer.state, tile, warp_row, lane, call.rows);
 }
 
+template <typename S>
 __global__ void __launch_bounds__(kThreads, 1)
     AttendWarpgroupKernel(const __grid_constant__ TileCall call) {
   if (static_cast<int>(blockIdx.y) >= call.sizes.num_tiles) return;
   extern __shared__ std::byte shared_bytes[];
-  __shared__ StageBarriers barriers[kStages];
+  __shared__ StageBarriers barriers[S::kStages];
   std::byte* queries =
       shared_bytes + (kAlignment - SharedAddress(shared_bytes) % kAlignment) % kAlignment;
-  Stages stages;
+  Stages<S> stages;
   stages.barriers = barriers;
-  stages.keys = queries + kConsumers * kQueryBytes;
-  stages.values = stages.keys + kStages * kKeyBytes;
-  if (threadIdx.x < kStages) {
+  stages.keys = queries + kConsumers * S::kQueryBytes;
+  stages.values = stages.keys + S::kStages * S::kKeyBytes;
+  if (threadIdx.x < S::kStages) {
     StageBarriers& mine = barriers[threadIdx.x];
     InitBarrier(&mine.keys_full, 1);
     InitBarrier(&mine.values_full, 1);
@@ -356,33 +378,52 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+using Plain = Shape<kOperandDims>;
+using Latent = Shape<kOperandDims + kOperandRowValues>;
+
+template <typename S>
 cudaError_t Prepare() {
-  return cudaFuncSetAttribute(AttendWarpgroupKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              kSharedBytes);
+  return cudaFuncSetAttribute(AttendWarpgroupKernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              S::kSharedBytes);
 }
 
+template <typename S>
 cudaError_t Launch(cudaStream_t stream, const TileCall& call) {
-  const cudaError_t error = LaunchMakeOperands(stream, call);
-  if (error != cudaSuccess) return error;
   const int tiles = call.sizes.num_tiles < 1 ? 1 : call.sizes.num_tiles;
   const dim3 grid(call.rows.kv.num_kv_heads, tiles);
-  AttendWarpgroupKernel<<<grid, kThreads, kSharedBytes, stream>>>(call);
+  AttendWarpgroupKernel<S><<<grid, kThreads, S::kSharedBytes, stream>>>(call);
   return cudaGetLastError();
+}
+
+cudaError_t LaunchPlain(cudaStream_t stream, const TileCall& call) {
+  const cudaError_t error = LaunchMakeOperands(stream, call);
+  return error != cudaSuccess ? error : Launch<Plain>(stream, call);
+}
+
+template <typename S>
+TileKernel Make(cudaError_t (*launch)(cudaStream_t, const TileCall&), const KvGeometry& kv) {
+  TileKernel kernel;
+  kernel.prepare = Prepare<S>;
+  kernel.launch = launch;
+  kernel.shared_bytes = S::kSharedBytes + sizeof(StageBarriers) * S::kStages;
+  kernel.tile_rows = kTileRows;
+  kernel.scratch_block_bytes = OperandBlockBytes(kv);
+  return kernel;
 }
 
 }  // namespace
 
 TileKernel WarpgroupPrefillKernel(const KvGeometry& kv) {
-  TileKernel kernel;
-  if (!WRITESCOPE_WITH_WARPGROUPS) return kernel;
-  if (kv.value_in_key || kv.dtype != KvDtype::kBf16) return kernel;
-  if (kv.k_dim != kOperandDims || kv.v_dim != kOperandDims) return kernel;
-  kernel.prepare = Prepare;
-  kernel.launch = Launch;
-  kernel.shared_bytes = kSharedBytes + sizeof(StageBarriers) * kStages;
-  kernel.tile_rows = kTileRows;
-  kernel.scratch_block_bytes = OperandBlockBytes(kv);
-  return kernel;
+  if (!WRITESCOPE_WITH_WARPGROUPS) return {};
+  if (kv.value_in_key || kv.dtype != KvDtype::kBf16) return {};
+  if (kv.k_dim != kOperandDims || kv.v_dim != kOperandDims) return {};
+  return Make<Plain>(LaunchPlain, kv);
+}
+
+TileKernel LatentHeadsKernel(const KvGeometry& heads) {
+  if (!WRITESCOPE_WITH_WARPGROUPS) return {};
+  if (heads.k_dim != Latent::kKeyDims || heads.v_dim != kOperandDims) return {};
+  return Make<Latent>(Launch<Latent>, heads);
 }
 
 }  // namespace writescope::kernels

@@ -163,11 +163,19 @@ __global__ void MlaPrepareKernel(MlaPrepareCuda args) {
   if (head > args.num_heads) return;
   if (head < args.num_heads) {
     const int64_t at = token * args.num_heads + head;
-    LoadRow(rope_dim,
-            static_cast<const T*>(args.q) + token * args.q_stride +
-                int64_t{head} * (args.nope_dim + rope_dim) + args.nope_dim,
-            row);
+    const int head_dim = args.nope_dim + rope_dim;
+    const T* from =
+        static_cast<const T*>(args.q) + token * args.q_stride + int64_t{head} * head_dim;
+    LoadRow(rope_dim, from + args.nope_dim, row);
     RopeRow(args.rope, place.position, angles, row);
+    if (!args.absorb) {
+      float* to = args.q_out + at * head_dim;
+      for (int d = Lane(); d < rope_dim; d += 32) to[args.nope_dim + d] = row[d] * args.scale_log2;
+      __syncwarp();
+      LoadRow(args.nope_dim, from, row);
+      for (int d = Lane(); d < args.nope_dim; d += 32) to[d] = row[d] * args.scale_log2;
+      return;
+    }
     float* to = args.q_out + at * k_dim + latent;
     for (int d = Lane(); d < k_dim - latent; d += 32) {
       to[d] = d < rope_dim ? row[d] * args.scale_log2 : 0;

@@ -49,7 +49,8 @@ struct GqaPrepareCuda {
   float* q_out = nullptr;
 };
 
-// Shapes as in ops::MlaPrepareArgs. Leaves the latent part of q_out, which is a matrix product.
+// Shapes as in ops::MlaPrepareArgs. With `absorb` it leaves the latent part of q_out, which is a
+// matrix product.
 struct MlaPrepareCuda {
   ValueType type = ValueType::kBf16;
   int num_tokens = 0;
@@ -67,6 +68,7 @@ struct MlaPrepareCuda {
   float scale_log2 = 0;
   int layer = 0;
   const TokenPlace* places = nullptr;
+  bool absorb = true;
   float* q_out = nullptr;
 };
 

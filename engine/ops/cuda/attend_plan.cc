@@ -209,7 +209,7 @@ void TilePlanner::Plan(const AttendArgs& args, const ReaderFilter& filter, const
       for (int64_t done = 0; done < span.num_blocks;) {
         const bool fits =
             static_cast<int64_t>(reads_.size() + 1) * kReadBytes <= limits.max_array_bytes;
-        if (!fits || num_blocks_ == limits.max_blocks) Emit(args, limits.tile_rows, launch);
+        if (!fits || num_blocks_ == limits.max_blocks) Emit(args, limits, launch);
         const int64_t blocks = std::min(span.num_blocks - done, limits.max_blocks - num_blocks_);
         const int64_t tokens =
             std::min(blocks * kBlockTokens, span.num_tokens - done * kBlockTokens);
@@ -224,10 +224,10 @@ void TilePlanner::Plan(const AttendArgs& args, const ReaderFilter& filter, const
       }
     }
   }
-  Emit(args, limits.tile_rows, launch);
+  Emit(args, limits, launch);
 }
 
-void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
+void TilePlanner::Emit(const AttendArgs& args, const TileLimits& limits, Launch launch) {
   if (reads_.empty()) return;
   read_counts_.assign(args.rows.size(), 0);
   for (const Read& read : reads_) ++read_counts_[read.reader];
@@ -239,7 +239,6 @@ void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
   arrays_.resize(static_cast<size_t>(TileArrayBytes(sizes)));
   auto* readers = reinterpret_cast<TileReader*>(arrays_.data());
   auto* spans = reinterpret_cast<KvSpan*>(readers + sizes.num_readers);
-  const int group = args.num_heads / args.kv.num_kv_heads;
   int next_span = 0;
   TileReader* next = readers;
   for (size_t r = 0; r < args.rows.size(); ++r) {
@@ -252,7 +251,8 @@ void TilePlanner::Emit(const AttendArgs& args, int tile_rows, Launch launch) {
                .first_span = next_span,
                .num_spans = read_counts_[r],
                .first_block = 0};
-    sizes.num_tiles += static_cast<int>(CeilDiv(int64_t{rows.num_rows} * group, tile_rows));
+    sizes.num_tiles +=
+        static_cast<int>(CeilDiv(int64_t{rows.num_rows} * limits.group, limits.tile_rows));
     // From here on: where the reader's next span goes.
     const int first_span = next_span;
     next_span += read_counts_[r];

@@ -72,6 +72,7 @@ struct TileLimits {
   int tile_rows = 1;
   int64_t max_array_bytes = 0;
   int64_t max_blocks = 0;  // Of the spans of a pass, as often as they are read; at least 1
+  int group = 1;           // Heads that read the same keys
 };
 
 class TilePlanner {
@@ -89,7 +90,7 @@ class TilePlanner {
     int reader;
     kernels::KvSpan span;
   };
-  void Emit(const AttendArgs& args, int tile_rows, Launch launch);
+  void Emit(const AttendArgs& args, const TileLimits& limits, Launch launch);
 
   std::vector<Read> reads_;       // Of the pass, in the order of spans
   int64_t num_blocks_ = 0;        // Of the pass

@@ -20,6 +20,7 @@ struct BlasProduct {
   int64_t num_rows = 0;  // Of x and y
   int64_t rows = 0;      // Of W
   int64_t cols = 0;
+  bool w_is_turned = false;  // W is given as [cols, rows].
   kernels::ValueType type = kernels::ValueType::kBf16;
   const void* x = nullptr;
   int64_t x_stride = 0;

@@ -12,6 +12,7 @@
 #include "engine/base/units.h"
 #include "engine/kernels/cuda/attend_launch.h"
 #include "engine/ops/cuda/attend_plan.h"
+#include "engine/ops/cuda/latent_heads.h"
 
 namespace writescope::ops {
 namespace {
@@ -42,7 +43,9 @@ constexpr int kScratchHeadDim = 128;
 int64_t PartialBytes(const OpsLimits& limits) {
   const int64_t partials = kSlicesMin * limits.num_heads *
                            (PadDim(limits.max_head_dim) + kStateFloats) * int64_t{sizeof(float)};
-  return limits.max_head_dim == kScratchHeadDim ? std::max(partials, kScratchBytes) : partials;
+  if (limits.max_head_dim == kScratchHeadDim) return std::max(partials, kScratchBytes);
+  if (limits.max_head_dim == kLatentKeyDim) return std::max(partials, kLatentScratchBytes);
+  return partials;
 }
 
 // A reader with more (row, head of a group) pairs than this is taken in tiles: each block of keys
@@ -61,7 +64,8 @@ class CudaAttendImpl : public CudaAttend {
                          device.info().compute_minor == 0),
         max_shared_bytes_(max_shared_bytes),
         out_bf16_(compute == ComputeType::kBf16),
-        workspace_(std::move(workspace)) {}
+        workspace_(std::move(workspace)),
+        heads_(compute_, with_warpgroups_ ? max_shared_bytes : 0, scratch(), scratch_bytes()) {}
 
   void Reset(int num_rows, int num_heads, const AttendState& state) override {
     compute_.Check(kernels::LaunchResetStates(compute_.stream(), int64_t{num_rows} * num_heads,
@@ -70,12 +74,22 @@ class CudaAttendImpl : public CudaAttend {
   }
 
   void Attend(const AttendArgs& args) override;
+  bool TakesHeads(const KvGeometry& kv, const LatentHeads& heads) const override {
+    return heads_.Takes(kv, heads);
+  }
+  void AttendHeads(const AttendArgs& args, const LatentProducts& products) override;
   void Merge(const MergeArgs& args) override;
   std::optional<StagedPlan> Stage(const AttendArgs& args, int64_t max_bytes) override;
   void AttendStaged(const StagedAttend& args) override;
   void WarmUp(const KvGeometry& geometry, int num_heads) override;
+  void WarmUpHeads(const KvGeometry& kv, const LatentHeads& heads,
+                   const LatentProducts& products) override {
+    heads_.WarmUp(kv, heads, products);
+  }
 
  private:
+  std::byte* scratch() const { return workspace_.data() + kArrayBytes + kArrivalBytes; }
+  int64_t scratch_bytes() const { return workspace_.size_bytes() - kArrayBytes - kArrivalBytes; }
   // The kernels for such a cache; the second has no launch where rows are always sliced.
   kernels::SliceKernel SliceKernelFor(const KvGeometry& kv);
   kernels::TileKernel TileKernelFor(const KvGeometry& kv);
@@ -102,6 +116,7 @@ class CudaAttendImpl : public CudaAttend {
   cudaError_t (*prepared_tiles_)() = nullptr;
   SlicePlanner slices_;
   TilePlanner tiles_;
+  LatentHeadsAttention heads_;
 };
 
 kernels::AttendRows RowsOf(const AttendArgs& args) {
@@ -159,7 +174,7 @@ SliceCall CudaAttendImpl::MakeSliceCall(const kernels::AttendRows& rows, const S
   call.layer = 0;
   call.arrays = nullptr;
   call.arrivals = nullptr;
-  call.partials.o = reinterpret_cast<float*>(workspace_.data() + kArrayBytes + kArrivalBytes);
+  call.partials.o = reinterpret_cast<float*>(scratch());
   call.partials.m = call.partials.o + partials * rows.kv.v_dim;
   call.partials.l = call.partials.m + partials;
   return call;
@@ -193,13 +208,12 @@ kernels::TileKernel CudaAttendImpl::TileKernelFor(const KvGeometry& kv) {
 
 int64_t CudaAttendImpl::MaxBlocks(const kernels::TileKernel& kernel) const {
   if (kernel.scratch_block_bytes == 0) return std::numeric_limits<int32_t>::max();
-  return (workspace_.size_bytes() - kArrayBytes - kArrivalBytes) / kernel.scratch_block_bytes;
+  return scratch_bytes() / kernel.scratch_block_bytes;
 }
 
 SliceLimits CudaAttendImpl::LimitsFor(const KvGeometry& kv,
                                       const kernels::SliceKernel& kernel) const {
-  const int64_t floats =
-      (workspace_.size_bytes() - kArrayBytes - kArrivalBytes) / int64_t{sizeof(float)};
+  const int64_t floats = scratch_bytes() / int64_t{sizeof(float)};
   return {.max_partials = floats / (kv.v_dim + kStateFloats),
           .max_array_bytes = kArrayBytes,
           .max_thread_blocks = num_processors_ * kernel.blocks_per_processor,
@@ -226,12 +240,13 @@ void CudaAttendImpl::AttendTiled(const AttendArgs& args, const ReaderFilter& fil
   tiles_.Plan(args, filter,
               {.tile_rows = kernel.tile_rows,
                .max_array_bytes = kArrayBytes,
-               .max_blocks = MaxBlocks(kernel)},
+               .max_blocks = MaxBlocks(kernel),
+               .group = args.num_heads / args.kv.num_kv_heads},
               [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
                 TileCall call;
                 call.rows = rows;
                 call.sizes = sizes;
-                call.scratch = workspace_.data() + kArrayBytes + kArrivalBytes;
+                call.scratch = scratch();
                 call.arrays = Place(arrays, call.inlined);
                 compute_.Check(kernel.launch(compute_.stream(), call), "attention over tiles");
               });
@@ -245,6 +260,14 @@ void CudaAttendImpl::Attend(const AttendArgs& args) {
   const int max_sliced = with_tiles ? std::max(1, kSlicedPairsMax / group) : kAnyRows;
   AttendSliced(args, {.min_rows = 1, .max_rows = max_sliced});
   if (with_tiles) AttendTiled(args, {.min_rows = max_sliced + 1, .max_rows = kAnyRows});
+}
+
+void CudaAttendImpl::AttendHeads(const AttendArgs& args, const LatentProducts& products) {
+  CheckAttend(args);
+  heads_.Attend(args, RowsOf(args), kArrayBytes, products,
+                [this](std::span<const std::byte> arrays, std::byte* inlined) {
+                  return Place(arrays, inlined);
+                });
 }
 
 std::optional<StagedPlan> CudaAttendImpl::Stage(const AttendArgs& args, int64_t max_bytes) {
@@ -299,11 +322,15 @@ void CudaAttendImpl::AttendStaged(const StagedAttend& args) {
 }
 
 void CudaAttendImpl::Merge(const MergeArgs& args) {
-  CHECK_LE(args.out_dim, args.kv.v_dim);
+  const LatentHeads* heads = args.state.heads;
+  CHECK(heads == nullptr || args.cpu_out == nullptr) << "the CPU attends to latents as they are";
+  const int v_dim = heads == nullptr ? args.kv.v_dim : heads->value_dim();
+  const int out_dim = heads == nullptr ? args.out_dim : v_dim;
+  CHECK_LE(out_dim, v_dim);
   compute_.Check(kernels::LaunchMergeStates(compute_.stream(),
                                             {.count = int64_t{args.num_rows} * args.num_heads,
-                                             .v_dim = args.kv.v_dim,
-                                             .out_dim = args.out_dim,
+                                             .v_dim = v_dim,
+                                             .out_dim = out_dim,
                                              .o = args.state.o,
                                              .m = args.state.m,
                                              .l = args.state.l,

@@ -12,6 +12,7 @@
 #include "engine/device/cuda/cuda_device.h"
 #include "engine/kernels/cuda/attend_work.h"
 #include "engine/ops/cuda/compute_type.h"
+#include "engine/ops/cuda/latent_heads.h"
 #include "engine/ops/ops.h"
 
 namespace writescope::ops {
@@ -45,7 +46,8 @@ class CudaAttend {
   // take q and the weights rounded to bf16; there are kernels for bf16 keys of 32, 64, 96, 128 and
   // 192/128 values, and for latents of 576/512 where a thread block can have 226 KiB of shared
   // memory (H100, H200). Everything else is taken in float32 by the plain kernel. Prompts with
-  // heads of 128 values are attended to by warpgroup products on compute capability 9.0.
+  // heads of 128 values, and heads of 192/128 that are made of latents, are attended to by
+  // warpgroup products on compute capability 9.0.
   static absl::StatusOr<std::unique_ptr<CudaAttend>> Create(device::CudaDevice& device,
                                                             const OpsLimits& limits,
                                                             ComputeType compute, bool force_simt);
@@ -53,6 +55,9 @@ class CudaAttend {
 
   virtual void Reset(int num_rows, int num_heads, const AttendState& state) = 0;
   virtual void Attend(const AttendArgs& args) = 0;
+  // The same with AttendState::heads, where it takes them.
+  virtual bool TakesHeads(const KvGeometry& kv, const LatentHeads& heads) const = 0;
+  virtual void AttendHeads(const AttendArgs& args, const LatentProducts& products) = 0;
   virtual void Merge(const MergeArgs& args) = 0;
   // The plan of a step of one row to each reader, every one of which sees something: of at most
   // `max_bytes` of arrays. None where that is too little, or the work takes several passes.
@@ -62,6 +67,8 @@ class CudaAttend {
   virtual void AttendStaged(const StagedAttend& args) = 0;
   // Touches every kernel that `args` like these can need, so that none is loaded while serving.
   virtual void WarmUp(const KvGeometry& geometry, int num_heads) = 0;
+  virtual void WarmUpHeads(const KvGeometry& kv, const LatentHeads& heads,
+                           const LatentProducts& products) = 0;
 };
 
 }  // namespace writescope::ops

@@ -1,6 +1,7 @@
 #include "engine/ops/cuda/cuda_ops.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -160,7 +161,49 @@ void CudaOps::ResetAttention(int num_rows, int num_heads, int, const AttendState
   attend_->Reset(num_rows, num_heads, state);
 }
 
-void CudaOps::Attend(const AttendArgs& args) { attend_->Attend(args); }
+void CudaOps::Attend(const AttendArgs& args) {
+  if (args.state.heads == nullptr) return attend_->Attend(args);
+  attend_->AttendHeads(args, ProductsOf(*args.state.heads));
+}
+
+int CudaOps::LatentHeadsMinRows(const KvGeometry& kv, const LatentHeads& heads) const {
+  // Of V2-Lite, where a latent's products for its heads are as much work as those that 200 rows
+  // save.
+  constexpr int kMinRows = 256;
+  const bool takes_them = attend_->TakesHeads(kv, heads) && SpacingOf(heads.key_up).has_value() &&
+                          SpacingOf(heads.value_up).has_value();
+  return takes_them ? kMinRows : std::numeric_limits<int>::max();
+}
+
+LatentProducts CudaOps::ProductsOf(const LatentHeads& heads) {
+  return [this, &heads](const LatentPart& part) {
+    const int num_heads = static_cast<int>(heads.key_up.size());
+    const Matrix& key_up = heads.key_up[0];
+    BlasProduct keys = ProductOf(part.num_tokens, part.latents, key_up.rows, key_up, part.keys, 0);
+    keys.rows = key_up.cols;
+    keys.cols = key_up.rows;
+    keys.w_is_turned = true;
+    keys.y_stride = num_heads * key_up.cols;
+    keys.batch = num_heads;
+    keys.w_batch = *SpacingOf(heads.key_up);
+    keys.y_batch = key_up.cols;
+    // As the products want them: a row has a dim of all tokens.
+    const Matrix& value_up = heads.value_up[0];
+    BlasProduct values = ProductOf(0, nullptr, 0, value_up, part.values, part.num_tokens);
+    std::swap(values.x, values.w);
+    std::swap(values.x_stride, values.w_stride);
+    values.num_rows = value_up.rows;
+    values.rows = part.num_tokens;
+    values.w = part.latents;
+    values.w_stride = value_up.cols;
+    values.batch = num_heads;
+    values.x_batch = *SpacingOf(heads.value_up);
+    values.y_batch = value_up.rows * part.num_tokens;
+    for (const BlasProduct& product : {keys, values}) {
+      if (!cublas_->Multiply(product).ok()) Check(cudaErrorUnknown, "keys and values of heads");
+    }
+  };
+}
 
 void CudaOps::MergeAttention(const MergeArgs& args) { attend_->Merge(args); }
 

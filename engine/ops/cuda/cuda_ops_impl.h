@@ -77,6 +77,7 @@ class CudaOps final : public Ops {
                  void* out) override;
   void ResetAttention(int num_rows, int num_heads, int v_dim, const AttendState& state) override;
   void Attend(const AttendArgs& args) override;
+  int LatentHeadsMinRows(const KvGeometry& kv, const LatentHeads& heads) const override;
   void MergeAttention(const MergeArgs& args) override;
   bool StageStep(const StepInputs& inputs) override;
   void EmbedStaged(int step, const Matrix& table, void* out) override;
@@ -101,6 +102,8 @@ class CudaOps final : public Ops {
   BlasProduct ProductOf(int64_t num_rows, const void* x, int64_t x_stride, const Matrix& w, void* y,
                         int64_t y_stride) const;
   void Multiply(const BlasProduct& product);
+  // Values from each matrix to the next, where they lie evenly.
+  std::optional<int64_t> SpacingOf(std::span<const Matrix> matrices) const;
   // One product for each head: x and y of head h begin h * x_head and h * y_head values further.
   void MultiplyHeads(std::span<const Matrix> heads, BlasProduct product, int64_t x_head,
                      int64_t y_head);
@@ -111,6 +114,8 @@ class CudaOps final : public Ops {
   void RunExperts(const kernels::ExpertGemmArgs& args, const kernels::ExpertPlan& plan);
   kernels::ExpertPlan PlanExperts(const MoeArgs& args, int num_tokens) const;
   void WarmProducts(const KvGeometry& kv, int num_heads);
+  void WarmLatentHeads(const KvGeometry& kv, int num_heads);
+  LatentProducts ProductsOf(const LatentHeads& heads);
   void WarmExperts();
   void WarmRouteFew(int k);
 

@@ -72,19 +72,25 @@ void CudaOps::Multiply(const BlasProduct& product) {
   if (!status.ok()) Check(cudaErrorUnknown, "matrix product");
 }
 
+std::optional<int64_t> CudaOps::SpacingOf(std::span<const Matrix> matrices) const {
+  int64_t spacing = 0;
+  for (size_t i = 1; i < matrices.size(); ++i) {
+    int64_t values = 0;
+    if (!ValuesBetween(matrices[i - 1], matrices[i], kernels::ValueBytes(type_), &values)) {
+      return std::nullopt;
+    }
+    if (i == 1) spacing = values;
+    if (values != spacing || values < 0) return std::nullopt;
+  }
+  return spacing;
+}
+
 void CudaOps::MultiplyHeads(std::span<const Matrix> heads, BlasProduct product, int64_t x_head,
                             int64_t y_head) {
   const int num_heads = static_cast<int>(heads.size());
   const int64_t value_bytes = kernels::ValueBytes(type_);
-  bool even = true;
-  product.w_batch = 0;
-  for (int h = 1; h < num_heads; ++h) {
-    int64_t values = 0;
-    even &= ValuesBetween(heads[h - 1], heads[h], value_bytes, &values);
-    if (h == 1) product.w_batch = values;
-    even &= values == product.w_batch;
-  }
-  if (even && product.w_batch >= 0) {
+  if (const std::optional<int64_t> spacing = SpacingOf(heads)) {
+    product.w_batch = *spacing;
     product.batch = num_heads;
     product.x_batch = x_head;
     product.y_batch = y_head;

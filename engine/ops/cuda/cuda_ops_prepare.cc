@@ -92,8 +92,10 @@ void CudaOps::MlaPrepare(const MlaPrepareArgs& args) {
                        .scale_log2 = args.scale_log2,
                        .layer = std::max(args.staged_layer, 0),
                        .places = PlacesOf(args),
+                       .absorb = args.absorb,
                        .q_out = args.q_out}),
         "queries and latents");
+  if (!args.absorb) return;
   // The absorbed key projection: the part without position, seen from the latent.
   for (const Matrix& w : args.key_up) CHECK(w.rows == args.latent_dim && w.cols == args.nope_dim);
   BlasProduct product = ProductOf(args.num_tokens, args.q, q_stride, args.key_up[0], args.q_out,

@@ -183,6 +183,23 @@ void CudaOps::WarmProducts(const KvGeometry& kv, int num_heads) {
   }
 }
 
+void CudaOps::WarmLatentHeads(const KvGeometry& kv, int num_heads) {
+  if (!kv.value_in_key) return;
+  const auto warm = [&](const Shape& key_up, const Shape& value_up) {
+    const std::vector<Matrix> keys(static_cast<size_t>(num_heads), key_up.matrix);
+    const std::vector<Matrix> values(static_cast<size_t>(num_heads), value_up.matrix);
+    const int rope_dim = kv.k_dim - static_cast<int>(key_up.matrix.rows);
+    const LatentHeads heads = {.key_up = keys, .value_up = values, .rope_dim = rope_dim};
+    attend_->WarmUpHeads(kv, heads, ProductsOf(heads));
+  };
+  for (const Shape& a : shapes_) {
+    for (const Shape& b : shapes_) {
+      if (a.count < num_heads || b.count < num_heads) continue;
+      if (a.matrix.rows == b.matrix.cols && a.matrix.rows < kv.k_dim) warm(a, b);
+    }
+  }
+}
+
 // All kernels of the mixture of experts, on no tile of slots: they are loaded, and end at once.
 void CudaOps::WarmExperts() {
   if (limits_.num_experts == 0) return;
@@ -274,6 +291,7 @@ void CudaOps::WarmRouteFew(int k) {
 
 absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
   WarmProducts(kv, num_heads);
+  WarmLatentHeads(kv, num_heads);
   WarmExperts();
   // The kernels of the small operations that act on rows of zeros, in scratch memory; the ids that
   // they read are zeros, too.

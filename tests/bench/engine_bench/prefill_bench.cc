@@ -11,11 +11,12 @@ namespace {
 
 constexpr int64_t kWarmUpTokens = 8192;
 
-// A multiplication and an addition for each value of the keys and of the values that a query sees.
+// A multiplication and an addition for each value of the keys and of the values that a query sees;
+// of heads, whatever a cache keeps and an implementation multiplies.
 double AttentionFlop(const model::ModelConfig& config, const Point& point) {
   const double context = static_cast<double>(point.context);
   const double seen = context * (context + 1) / 2;
-  return 2.0 * (config.k_dim() + config.v_dim()) * config.num_heads * config.num_layers * seen *
+  return 2.0 * (config.qk_head_dim() + config.o_head_dim()) * config.num_heads * config.num_layers * seen *
          point.batch;
 }
 

@@ -210,7 +210,10 @@ TEST(TilePlanner, EveryReaderGoesThroughItsSpansInOrder) {
       const Call call = RandomCall(2, 4, 200, rng);
       std::map<int, std::vector<const std::byte*>> got, want;  // By first row
       planner.Plan(call.args, {.min_rows = 50, .max_rows = 150},
-                   {.tile_rows = 128, .max_array_bytes = max_bytes, .max_blocks = 1 << 20},
+                   {.tile_rows = 128,
+                    .max_array_bytes = max_bytes,
+                    .max_blocks = 1 << 20,
+                    .group = 4},
                    [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
                      ASSERT_EQ(static_cast<int64_t>(arrays.size()), TileArrayBytes(sizes));
                      ASSERT_LE(static_cast<int64_t>(arrays.size()), max_bytes);
