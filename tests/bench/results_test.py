@@ -36,9 +36,11 @@ ROWS = {
     "dense": {"kernel": str, "shape": str, "weights": str, "tokens": int, "experts": int,
               "us": float, "bytes": int, "flops": int, "of_read": float, "of_product": float},
 }
-# Fields that older files lack; without `batch` a layer holds one sequence, without `micro_batches` a
-# step is one.
-OPTIONAL = {"cpu_attention": {"batch": int}, "decode": {"micro_batches": int}}
+# Fields that some files lack: without `batch` a layer holds one sequence, without `micro_batches` a
+# step is one; the rest of decode is there where kernels were recorded.
+OPTIONAL = {"cpu_attention": {"batch": int},
+            "decode": {"micro_batches": int, "kernels": float, "gpu_busy_ms": float,
+                       "gpu_idle_share": float}}
 ROWS["throttle"] = ROWS["retention"] = ROWS["chat"] = ROWS["decode"]
 OPTIONAL["throttle"] = OPTIONAL["retention"] = OPTIONAL["chat"] = OPTIONAL["decode"]
 SPILLED_LABEL_BYTES = 2 << 30
@@ -73,6 +75,8 @@ def problems(data):
                 found.append(f"row {number}: {key} is {row[key]!r}, not a {kind.__name__}")
         if found:
             continue
+        if not 0 <= row.get("gpu_idle_share", 0) < 1:
+            found.append(f"row {number}: gpu_idle_share is no share")
         if "link_wait_share" in fields:
             if not 0 <= row["link_wait_share"] <= 1:
                 found.append(f"row {number}: link_wait_share is no share")
@@ -110,6 +114,9 @@ class ResultsTest(unittest.TestCase):
             self.assertTrue(problems(bad), key)
         self.assertTrue(problems(dict(good, rows=[dict(row, step_ms=2.0, step_ms_max=1.0)])))
         self.assertTrue(problems(dict(good, rows=[dict(row, spilled_bytes=3 << 30)])))
+        self.assertEqual(problems(dict(good, rows=[dict(row, gpu_idle_share=0.05)])), [])
+        self.assertTrue(problems(dict(good, rows=[dict(row, gpu_idle_share=1.5)])))
+        self.assertTrue(problems(dict(good, rows=[dict(row, gpu_idle_share="little")])))
         row = {key: kind() for key, kind in ROWS["prefill"].items()}
         prefill = dict(good, benchmark="prefill", rows=[row])
         self.assertEqual(problems(prefill), [])

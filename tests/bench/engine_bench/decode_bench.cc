@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,7 @@
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/roofline/roofline.h"
+#include "tests/bench/engine_bench/kernel_times.h"
 
 namespace writescope::bench {
 namespace {
@@ -97,6 +99,25 @@ std::vector<Variant> VariantsOf(const DecodeOptions& options) {
   return variants;
 }
 
+// What of a step no kernel is busy. A record delays the begin of a graph by much and its kernels by
+// little, so that the busy time is of recorded steps, and the step's time of those before.
+absl::Status MeasureIdle(BenchRig& rig, KernelTimes& times, bool may_replay, int steps,
+                         ResultRow* row) {
+  RETURN_IF_ERROR(times.Begin());
+  for (int i = 0; i < steps; ++i) {
+    RETURN_IF_ERROR(rig.Decode({.handoff = false}, false, may_replay).status());
+  }
+  ASSIGN_OR_RETURN(const std::vector<KernelSpan> spans, times.End());
+  if (spans.empty()) return absl::InternalError("no kernel was recorded");
+  row->kernels = static_cast<double>(spans.size()) / steps;
+  row->gpu_busy_ms = 1e3 * BusySeconds(spans) / steps;
+  row->gpu_idle_share = std::max(0.0, 1 - row->gpu_busy_ms / row->step_ms);
+  std::printf("kernels: %.0f a step, busy %.3f of %.3f ms, idle share %.4f; within graphs %.4f\n%s",
+              row->kernels, row->gpu_busy_ms, row->step_ms, row->gpu_idle_share,
+              IdleShareInLaunches(spans), KernelTable(spans).c_str());
+  return absl::OkStatus();
+}
+
 void Print(const ResultRow& row) {
   std::printf(
       "%4d x %-7ld %-7s %-8s x%d spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor "
@@ -145,6 +166,10 @@ absl::StatusOr<double> MeasureDense(BenchRig& rig, int batch, int warmup_steps, 
 
 absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOptions& options) {
   std::vector<ResultRow> rows;
+  std::unique_ptr<KernelTimes> kernel_times;
+  if (options.kernel_times) {
+    ASSIGN_OR_RETURN(kernel_times, KernelTimes::Create());
+  }
   if (!options.real_prefill) RETURN_IF_ERROR(rig.FillRegions());
   for (const Point& point : options.points) {
     ASSIGN_OR_RETURN(const double dense_s,
@@ -192,6 +217,9 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
       row.host_bytes_peak = rig.PeakHostBytes();
       row.kv_fill = kv_fill;
       row.resident = row.spilled_bytes < kSpilledLabelBytes;
+      if (kernel_times != nullptr && row.spilled_bytes == 0 && micro_batches == 1) {
+        RETURN_IF_ERROR(MeasureIdle(rig, *kernel_times, policy != "plain", options.steps, &row));
+      }
       Print(row);
       rows.push_back(std::move(row));
     }

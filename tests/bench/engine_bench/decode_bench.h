@@ -30,6 +30,8 @@ struct DecodeOptions {
   int warmup_steps = 3;
   bool real_prefill = false;
   bool retain = false;
+  // Resident steps once more with a record of all kernels, for the time in which none ran.
+  bool kernel_times = false;
 };
 
 // Median seconds of a step of the batch with nothing spilled and next to nothing to attend to.

@@ -178,6 +178,8 @@ int Main(int argc, char** argv) {
   decode->add_flag("--real-prefill", flags.decode.real_prefill,
                    "KV by reading prompts instead of seeded bytes");
   decode->add_flag("--retain", flags.decode.retain, "Keeps copies of streamed blocks");
+  decode->add_flag("--kernel-times", flags.decode.kernel_times,
+                   "Resident points: the share of the time in which no kernel runs (CUPTI)");
   AddCommon(app.add_subcommand("prefill", "Reading prompts"), flags);
   CLI::App* throttle =
       app.add_subcommand("throttle", "Workers that become half as fast in mid-run");

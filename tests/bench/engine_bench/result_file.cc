@@ -14,38 +14,44 @@ namespace {
 constexpr double kGiga = 1e9;
 
 nlohmann::json ToJson(const ResultRow& row) {
-  return {{"model", row.model},
-          {"weights", row.weights},
-          {"batch", row.batch},
-          {"context_tokens", row.context_tokens},
-          {"aggregate_tokens", row.aggregate_tokens},
-          {"policy", row.policy},
-          {"cut", row.cut},
-          {"micro_batches", row.micro_batches},
-          {"share", row.share},
-          {"spilled_bytes", row.spilled_bytes},
-          {"step_ms", row.step_ms},
-          {"step_ms_min", row.step_ms_min},
-          {"step_ms_max", row.step_ms_max},
-          {"floor_ms", row.floor_ms},
-          {"floor_raw_ms", row.floor_raw_ms},
-          {"dense_ms", row.dense_ms},
-          {"tokens_per_s", row.tokens_per_s},
-          {"moved_bytes", row.moved_bytes},
-          {"device_bytes_peak", row.device_bytes_peak},
-          {"host_bytes_peak", row.host_bytes_peak},
-          {"kv_fill", row.kv_fill},
-          {"resident", row.resident},
-          {"cpu_busy_ms", row.cpu_busy_ms},
-          {"link_busy_ms", row.link_busy_ms},
-          {"both_busy_ms", row.both_busy_ms},
-          {"gap_ms", row.gap_ms},
-          {"device_attention_ms", row.device_attention_ms},
-          {"copies", row.copies},
-          {"handoff_out_us", row.handoff_out_us},
-          {"handoff_out_p99_us", row.handoff_out_p99_us},
-          {"handoff_back_us", row.handoff_back_us},
-          {"handoff_back_p99_us", row.handoff_back_p99_us}};
+  nlohmann::json json = {{"model", row.model},
+                         {"weights", row.weights},
+                         {"batch", row.batch},
+                         {"context_tokens", row.context_tokens},
+                         {"aggregate_tokens", row.aggregate_tokens},
+                         {"policy", row.policy},
+                         {"cut", row.cut},
+                         {"micro_batches", row.micro_batches},
+                         {"share", row.share},
+                         {"spilled_bytes", row.spilled_bytes},
+                         {"step_ms", row.step_ms},
+                         {"step_ms_min", row.step_ms_min},
+                         {"step_ms_max", row.step_ms_max},
+                         {"floor_ms", row.floor_ms},
+                         {"floor_raw_ms", row.floor_raw_ms},
+                         {"dense_ms", row.dense_ms},
+                         {"tokens_per_s", row.tokens_per_s},
+                         {"moved_bytes", row.moved_bytes},
+                         {"device_bytes_peak", row.device_bytes_peak},
+                         {"host_bytes_peak", row.host_bytes_peak},
+                         {"kv_fill", row.kv_fill},
+                         {"resident", row.resident},
+                         {"cpu_busy_ms", row.cpu_busy_ms},
+                         {"link_busy_ms", row.link_busy_ms},
+                         {"both_busy_ms", row.both_busy_ms},
+                         {"gap_ms", row.gap_ms},
+                         {"device_attention_ms", row.device_attention_ms},
+                         {"copies", row.copies},
+                         {"handoff_out_us", row.handoff_out_us},
+                         {"handoff_out_p99_us", row.handoff_out_p99_us},
+                         {"handoff_back_us", row.handoff_back_us},
+                         {"handoff_back_p99_us", row.handoff_back_p99_us}};
+  if (row.kernels > 0) {
+    json["kernels"] = row.kernels;
+    json["gpu_busy_ms"] = row.gpu_busy_ms;
+    json["gpu_idle_share"] = row.gpu_idle_share;
+  }
+  return json;
 }
 
 nlohmann::json ToJson(const PrefillRow& row) {

@@ -41,6 +41,11 @@ struct ResultRow {
   double gap_ms = 0;
   double device_attention_ms = 0;
   int copies = 0;
+  // Of a resident step, where kernels were recorded (kernels > 0): how many there are, how long at
+  // least one is at work, and the rest of the step.
+  double kernels = 0;
+  double gpu_busy_ms = 0;
+  double gpu_idle_share = 0;
   // Per layer, over all steps: median and 99th percentile.
   double handoff_out_us = 0;
   double handoff_out_p99_us = 0;
