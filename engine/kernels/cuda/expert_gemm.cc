@@ -1,21 +1,9 @@
 // Which of the experts' kernels can run, and the way to each.
 #include "engine/kernels/cuda/expert_gemm.h"
 
+#include "engine/kernels/cuda/gpu_properties.h"
+
 namespace writescope::kernels {
-namespace {
-
-int ComputeMajor() {
-  static const int major = [] {
-    int device = 0, value = 0;
-    const bool known =
-        cudaGetDevice(&device) == cudaSuccess &&
-        cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-    return known ? value : 0;
-  }();
-  return major;
-}
-
-}  // namespace
 
 bool CanRun(ExpertKernel kernel, const ExpertMatrix& matrix) {
   if (!TakesMatrix(kernel, matrix)) return false;

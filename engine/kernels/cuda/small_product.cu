@@ -1,5 +1,6 @@
 #include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/small_product.h"
+#include "engine/kernels/cuda/small_product_device.h"
 #include "engine/kernels/cuda/tensor_core.h"
 #include "engine/kernels/cuda/values.h"
 
@@ -115,15 +116,7 @@ __global__ void __launch_bounds__(kWarps * 32, (kSlotTiles == 1 ? 2 : 1) * kMany
     float value = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) value += warp_sums[w][slot][r];
-    value *= args.alpha;
-    const int64_t at = blockIdx.y * args.y_batch + slot * args.y_stride + first_row + r;
-    if (args.y_type == ValueType::kF32) {
-      float* y = static_cast<float*>(args.y) + at;
-      *y = args.accumulate ? *y + value : value;
-    } else {
-      __nv_bfloat16* y = static_cast<__nv_bfloat16*>(args.y) + at;
-      *y = __float2bfloat16_rn(args.accumulate ? ToFloat(*y) + value : value);
-    }
+    StoreProduct(args, blockIdx.y * args.y_batch + slot * args.y_stride + first_row + r, value);
   }
 }
 
@@ -137,9 +130,17 @@ cudaError_t Launch(cudaStream_t stream, const SmallProductArgs& args) {
 
 }  // namespace
 
-cudaError_t LaunchSmallProduct(cudaStream_t stream, const SmallProductArgs& args) {
+cudaError_t LaunchSmallProductPlain(cudaStream_t stream, const SmallProductArgs& args) {
   return args.cols <= kFewWarps * kStep ? Launch<kFewWarps>(stream, args)
                                         : Launch<kManyWarps>(stream, args);
+}
+
+cudaError_t LaunchSmallProduct(cudaStream_t stream, const SmallProductArgs& args) {
+  // A matrix of less is spread over too few bytes for each multiprocessor.
+  constexpr int64_t kRingValues = int64_t{1} << 21;
+  return int64_t{args.rows} * args.cols >= kRingValues && RunsSmallProductRing(args)
+             ? LaunchSmallProductRing(stream, args)
+             : LaunchSmallProductPlain(stream, args);
 }
 
 }  // namespace writescope::kernels

@@ -43,4 +43,10 @@ struct SmallProductArgs {
 
 cudaError_t LaunchSmallProduct(cudaStream_t stream, const SmallProductArgs& args);
 
+// The two kernels that it chooses between, with the same results to the bit. `Plain` takes
+// anything; `Ring`, on sm_90, brings a large matrix by bulk copies for up to 8 rows.
+cudaError_t LaunchSmallProductPlain(cudaStream_t stream, const SmallProductArgs& args);
+bool RunsSmallProductRing(const SmallProductArgs& args);
+cudaError_t LaunchSmallProductRing(cudaStream_t stream, const SmallProductArgs& args);
+
 }  // namespace writescope::kernels

@@ -1,0 +1,187 @@
+// A product of few rows with a large matrix, on sm_90: each multiprocessor takes an equal run of
+// the matrix's rows, which bulk copies bring into a ring in shared memory. They begin while the
+// kernel before is still at work on x, and as many bytes are on their way as there is room for. A
+// value's sum is taken in the order of small_product.cu's, to the same bits.
+#include "engine/kernels/cuda/async_copy.h"
+#include "engine/kernels/cuda/launch.h"
+#include "engine/kernels/cuda/small_product.h"
+#include "engine/kernels/cuda/small_product_device.h"
+#include "engine/kernels/cuda/tensor_core.h"
+#include "engine/kernels/cuda/values.h"
+
+namespace writescope::kernels {
+namespace {
+
+constexpr int kWarps = 16;  // They divide the columns of a stage.
+constexpr int kThreads = (kWarps + 1) * 32;
+constexpr int kWarpCols = 64;
+constexpr int kStageRows = 16, kStageCols = kWarps * kWarpCols;
+// 64 bytes more than what it holds: rows that a warp reads at once begin at other banks.
+constexpr int kRowBytes = kStageCols * 2 + 64;
+constexpr int kStageBytes = kStageRows * kRowBytes;
+constexpr int kSumStride = kStageRows + 4;
+
+constexpr int kMaxRows = 8;    // Of x
+constexpr int kKeptSteps = 4;  // Of x, a stage's columns each, in registers
+constexpr int kStages = 6;
+constexpr int kSumFloats = kWarps * kMaxRows * kSumStride;
+constexpr int kSumsAt = kStages * kStageBytes;  // Two, in turns
+constexpr int kBarriersAt = kSumsAt + 2 * kSumFloats * 4;
+constexpr int kSharedBytes = kBarriersAt + 2 * kStages * 8;
+static_assert(kSharedBytes <= 227 * 1024);
+
+struct Rows {
+  int first, end;  // Of this block
+};
+
+// One warp: brings tiles of rows, all columns of one before the next.
+__device__ void FetchRows(const SmallProductArgs& args, const Rows& rows, std::byte* shared,
+                          uint64_t* full, uint64_t* empty) {
+  const int lane = threadIdx.x % 32;
+  int stage = 0;
+  uint32_t parity = 1;  // Of a ring that is empty
+  for (int row = rows.first; row < rows.end; row += kStageRows) {
+    const int count = min(kStageRows, rows.end - row);
+    const std::byte* from = args.w + (row + lane) * args.w_stride * 2;
+    for (int col = 0; col < args.cols; col += kStageCols) {
+      const int bytes = min(kStageCols, args.cols - col) * 2;
+      WaitBarrier(&empty[stage], parity);
+      if (lane == 0) ArriveExpecting(&full[stage], count * bytes);
+      __syncwarp();
+      if (lane < count) {
+        CopyBulk(shared + stage * kStageBytes + lane * kRowBytes, from + col * 2, bytes,
+                 &full[stage]);
+      }
+      if (++stage == kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
+// What a lane holds of x for its columns of a stage.
+struct ValueStep {
+  uint4 x[2];
+};
+
+__device__ void MultiplyRows(const SmallProductArgs& args, const Rows& rows, std::byte* shared,
+                             uint64_t* full, uint64_t* empty) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane_col = warp * kWarpCols + lane % 4 * 8;
+  const bool aligned = args.x_stride % 8 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0;
+  const __nv_bfloat16* x = lane / 4 < args.num_rows ? static_cast<const __nv_bfloat16*>(args.x) +
+                                                          lane / 4 * args.x_stride
+                                                    : nullptr;
+  const auto load_values = [&](int col, ValueStep* to) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      to->x[b] = LoadValues(x, col + 32 * b + lane_col, args.cols, aligned);
+    }
+  };
+  const bool keeps = args.cols <= kKeptSteps * kStageCols;
+  ValueStep kept[kKeptSteps];
+#pragma unroll
+  for (int i = 0; i < kKeptSteps; ++i) load_values(i * kStageCols, &kept[i]);
+  int stage = 0, turn = 0;
+  uint32_t parity = 0;
+  for (int row = rows.first; row < rows.end; row += kStageRows, turn ^= 1) {
+    float sums[4] = {};
+    const auto multiply = [&](int col, const ValueStep& values) {
+      WaitBarrier(&full[stage], parity);
+      const std::byte* low = shared + stage * kStageBytes + lane / 4 * kRowBytes + lane_col * 2;
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        // Past the end lies what was there before; rows past the end nobody reads.
+        if (col + 32 * b + lane_col >= args.cols) low = nullptr;
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        const uint4 l = low != nullptr ? *reinterpret_cast<const uint4*>(low + 64 * b) : zero;
+        const uint4 h =
+            low != nullptr ? *reinterpret_cast<const uint4*>(low + 8 * kRowBytes + 64 * b) : zero;
+        const uint32_t first[4] = {l.x, h.x, l.y, h.y};
+        const uint32_t second[4] = {l.z, h.z, l.w, h.w};
+        Mma(first, values.x[b].x, values.x[b].y, sums);
+        Mma(second, values.x[b].z, values.x[b].w, sums);
+      }
+      __syncwarp();
+      if (lane == 0) Arrive(&empty[stage]);
+      if (++stage == kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    };
+    if (keeps) {
+#pragma unroll
+      for (int i = 0; i < kKeptSteps; ++i) {
+        if (i * kStageCols < args.cols) multiply(i * kStageCols, kept[i]);
+      }
+    } else {
+      for (int col = 0; col < args.cols; col += kStageCols) {
+        ValueStep values;
+        load_values(col, &values);
+        multiply(col, values);
+      }
+    }
+    auto* warp_sums = reinterpret_cast<float*>(shared + kSumsAt) + turn * kSumFloats;
+    const auto sum_at = [&](int w, int slot) {
+      return warp_sums + (w * kMaxRows + slot) * kSumStride;
+    };
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sum_at(warp, lane % 4 * 2 + c % 2)[lane / 4 + c / 2 * 8] = sums[c];
+    asm volatile("bar.sync 1, %0;" ::"n"(kWarps * 32) : "memory");
+    for (int i = threadIdx.x; i < args.num_rows * kStageRows; i += kWarps * 32) {
+      const int slot = i / kStageRows, r = i % kStageRows;
+      if (row + r >= rows.end) continue;
+      float value = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) value += sum_at(w, slot)[r];
+      StoreProduct(args, slot * args.y_stride + row + r, value);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    SmallProductRingKernel(const __grid_constant__ SmallProductArgs args) {
+  extern __shared__ __align__(128) std::byte shared[];
+  auto* full = reinterpret_cast<uint64_t*>(shared + kBarriersAt);
+  uint64_t* empty = full + kStages;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      InitBarrier(&full[i], 1);
+      InitBarrier(&empty[i], kWarps);
+    }
+    PublishBarriers();
+  }
+  __syncthreads();
+  const Rows rows = {static_cast<int>(int64_t{args.rows} * blockIdx.x / gridDim.x),
+                     static_cast<int>(int64_t{args.rows} * (blockIdx.x + 1) / gridDim.x)};
+  if (threadIdx.x / 32 == kWarps) {
+    FetchRows(args, rows, shared, full, empty);
+  } else {
+    WaitForKernelBefore();
+    LetNextKernelBegin();
+    MultiplyRows(args, rows, shared, full, empty);
+  }
+}
+
+bool Fits() {
+  static const bool fits =
+      MaxSharedBytes() >= kSharedBytes &&
+      cudaFuncSetAttribute(SmallProductRingKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           kSharedBytes) == cudaSuccess;
+  return fits;
+}
+
+}  // namespace
+
+bool RunsSmallProductRing(const SmallProductArgs& args) {
+  return HasSm90() && args.num_rows <= kMaxRows && args.batch == 1 && args.cols % 8 == 0 &&
+         IsAligned16(args.w) && args.w_stride % 8 == 0 && Fits();
+}
+
+cudaError_t LaunchSmallProductRing(cudaStream_t stream, const SmallProductArgs& args) {
+  return LaunchEarly(stream, &SmallProductRingKernel, NumProcessors(), kThreads, kSharedBytes,
+                     args);
+}
+
+}  // namespace writescope::kernels
