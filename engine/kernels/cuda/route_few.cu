@@ -1,7 +1,10 @@
 // All that comes between the attention of few tokens and their experts, in one launch: the norm,
 // the router's product, the choice, and the order of the pairs. Each of these is less work than a
-// launch. The thread blocks share out the experts; the last of them to be done has all logits, and
-// goes on alone.
+// launch. The thread blocks share out the experts; one of them gets all logits, and goes on alone:
+// where they fit into a cluster (sm_90) the first, in whose shared memory the others leave them,
+// else the last of them to be done, by way of global memory.
+#include <cooperative_groups.h>
+
 #include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/router_choice.h"
 #include "engine/kernels/cuda/router_cuda.h"
@@ -13,10 +16,11 @@ namespace {
 
 constexpr int kWarps = 16;  // Divide the columns, then take a token each.
 constexpr int kThreads = kWarps * 32;
-constexpr int kRows = 16;        // Of the router's matrix, in a block
-constexpr int kStep = 64;        // Columns of a warp at a time
-constexpr int kKeptVectors = 8;  // Of a lane's part of a row of x
-constexpr int kPadding = 8;      // Values between rows in shared memory: they begin at other banks.
+constexpr int kRows = 16;          // Of the router's matrix, in a block
+constexpr int kStep = 64;          // Columns of a warp at a time
+constexpr int kKeptVectors = 8;    // Of a lane's part of a row of x
+constexpr int kClusterBlocks = 8;  // At most, by what any GPU with clusters allows
+constexpr int kPadding = 8;  // Values between rows in shared memory: they begin at other banks.
 
 static_assert(kRouteFewTokens <= kWarps && kRouteFewPairs <= kThreads);
 
@@ -33,8 +37,29 @@ struct RouteShared {
   int32_t sorted_rank[kRouteFewPairs];  // Among those of its expert
   int32_t sorted_count[kRouteFewPairs];
   uint32_t first_of_tile[kRouteFewPairs / 32];
+  float logits[kRouteFewTokens * kClusterBlocks * kRows];  // [num_tokens, num_experts]
   bool last;
 };
+
+// What the first thread block of a cluster has at the same place.
+__device__ float* InFirstOfCluster(float* shared) {
+#if __CUDA_ARCH__ >= 900
+  return cooperative_groups::this_cluster().map_shared_rank(shared, 0);
+#else
+  return shared;
+#endif
+}
+// All threads of a cluster arrive, and those that wait then see what was written before.
+__device__ void ArriveAtCluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ void WaitForCluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
 
 __device__ float SumOfSquares(const uint4& bits) {
   float values[8];
@@ -149,7 +174,7 @@ __device__ void SortFew(const RouteFewArgs& args, RouteShared& shared) {
   for (int i = total + threadIdx.x; i < args.num_tiles; i += kThreads) args.tiles[i] = {0, 0, 0, 0};
 }
 
-template <int kSlotTiles, int kPerLane>
+template <int kSlotTiles, int kPerLane, bool kCluster>
 __global__ void __launch_bounds__(kThreads, 1)
     RouteFewKernel(const __grid_constant__ RouteFewArgs args) {
   extern __shared__ __align__(16) std::byte shared_bytes[];
@@ -174,6 +199,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       to->high[b] = inside ? LoadOnce(high + (col + 32 * b) * 2) : make_uint4(0, 0, 0, 0);
     }
   };
+  if constexpr (kCluster) ArriveAtCluster();  // This block's shared memory can be written.
   // The first weights, and those of the norm, come while the kernel before is still at work on x.
   constexpr int kBlockStep = kWarps * kStep;
   WeightStep now, next;
@@ -221,27 +247,39 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   __syncthreads();
+  float* logits = args.logits;
+  if constexpr (kCluster) {
+    WaitForCluster();  // All blocks have begun.
+    logits = InFirstOfCluster(shared.logits);
+  }
   for (int i = threadIdx.x; i < args.num_tokens * kRows; i += kThreads) {
     const int token = i / kRows, r = i % kRows;
     if (first_row + r >= num_experts) continue;
     float value = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) value += shared.warp_sums[w][token][r];
-    args.logits[token * num_experts + first_row + r] = value;
+    logits[token * num_experts + first_row + r] = value;
   }
-
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared.last = atomicAdd(args.arrivals, 1u) + 1 == gridDim.x;
-    if (shared.last) *args.arrivals = 0;
+  if constexpr (kCluster) {
+    __syncwarp();
+    ArriveAtCluster();
+    if (blockIdx.x != 0) return;
+    WaitForCluster();
+  } else {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      shared.last = atomicAdd(args.arrivals, 1u) + 1 == gridDim.x;
+      if (shared.last) *args.arrivals = 0;
+    }
+    __syncthreads();
+    if (!shared.last) return;
+    __threadfence();
   }
-  __syncthreads();
-  if (!shared.last) return;
-  __threadfence();
   if (warp < args.num_tokens) {
-    const int mine = RouteToken<kPerLane>(args.config, warp, args.logits, /*replay=*/false,
-                                          args.experts, args.weights);
+    const int mine =
+        RouteToken<kPerLane, kCluster>(args.config, warp, kCluster ? shared.logits : args.logits,
+                                       /*replay=*/false, args.experts, args.weights);
     const int k = args.config.experts_per_token;
     if (lane < k) shared.pairs[warp * k + lane] = mine;
   }
@@ -260,11 +298,23 @@ int SharedBytes(const RouteFewArgs& args) {
 }
 
 using Kernel = void (*)(RouteFewArgs);
-// By whether there are more than 8 tokens, and more than 128 experts.
-constexpr Kernel kKernels[] = {&RouteFewKernel<1, 4>, &RouteFewKernel<1, kMaxExpertsCuda / 32>,
-                               &RouteFewKernel<2, 4>, &RouteFewKernel<2, kMaxExpertsCuda / 32>};
+// By whether there are more than 8 tokens, and then: the blocks are a cluster, or not and there are
+// at most 128 experts, or more.
+constexpr Kernel kKernels[2][3] = {{&RouteFewKernel<1, 4, true>, &RouteFewKernel<1, 4, false>,
+                                    &RouteFewKernel<1, kMaxExpertsCuda / 32, false>},
+                                   {&RouteFewKernel<2, 4, true>, &RouteFewKernel<2, 4, false>,
+                                    &RouteFewKernel<2, kMaxExpertsCuda / 32, false>}};
+
+int NumBlocks(const RouteFewArgs& args) { return (args.config.num_experts + kRows - 1) / kRows; }
+
+bool FitsCluster(const RouteFewArgs& args) {
+  return HasSm90() && NumBlocks(args) <= kClusterBlocks;
+}
+
 Kernel KernelFor(const RouteFewArgs& args) {
-  return kKernels[(args.num_tokens > 8 ? 2 : 0) + (args.config.num_experts > 128 ? 1 : 0)];
+  return kKernels[args.num_tokens > 8][FitsCluster(args)                ? 0
+                                       : args.config.num_experts <= 128 ? 1
+                                                                        : 2];
 }
 
 }  // namespace
@@ -282,16 +332,19 @@ cudaError_t LaunchRouteFew(cudaStream_t stream, const RouteFewArgs& args) {
   const int shared_bytes = SharedBytes(args);
   static const cudaError_t allowed = [] {
     cudaError_t error = cudaSuccess;
-    for (const Kernel any : kKernels) {
-      const cudaError_t failed =
-          cudaFuncSetAttribute(any, cudaFuncAttributeMaxDynamicSharedMemorySize, MaxSharedBytes());
-      if (failed != cudaSuccess) error = failed;
+    for (const auto& row : kKernels) {
+      for (const Kernel any : row) {
+        const cudaError_t failed = cudaFuncSetAttribute(
+            any, cudaFuncAttributeMaxDynamicSharedMemorySize, MaxSharedBytes());
+        if (failed != cudaSuccess) error = failed;
+      }
     }
     return error;
   }();
   if (allowed != cudaSuccess) return allowed;
-  const int blocks = (args.config.num_experts + kRows - 1) / kRows;
-  return LaunchEarly(stream, kernel, blocks, kThreads, static_cast<size_t>(shared_bytes), args);
+  const int blocks = NumBlocks(args);
+  return LaunchEarlyInClusters(stream, kernel, blocks, FitsCluster(args) ? blocks : 1, kThreads,
+                               static_cast<size_t>(shared_bytes), args);
 }
 
 }  // namespace writescope::kernels

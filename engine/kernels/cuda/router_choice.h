@@ -47,14 +47,15 @@ struct Probabilities {
   }
 };
 
-template <int kPerLane>
+// kShared: the logits lie in shared memory; else other thread blocks may have written them.
+template <int kPerLane, bool kShared>
 __device__ Probabilities<kPerLane> Softmax(int count, const float* logits, int lane) {
   Probabilities<kPerLane> result;
   float maximum = kLowest;
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
     const int i = lane + 32 * j;
-    result.p[j] = i < count ? __ldcg(logits + i) : kLowest;
+    result.p[j] = i < count ? (kShared ? logits[i] : __ldcg(logits + i)) : kLowest;
     maximum = fmaxf(maximum, result.p[j]);
   }
 #pragma unroll
@@ -146,12 +147,12 @@ __device__ int Choose(const RouterConfig& config, const Probabilities<kPerLane>&
 
 // logits [tokens, num_experts] to experts and weights [tokens, experts_per_token] of one token;
 // lane i returns its i-th expert. With `replay` the experts are given.
-template <int kPerLane>
+template <int kPerLane, bool kShared = false>
 __device__ int RouteToken(const RouterConfig& config, int64_t token, const float* logits,
                           bool replay, int32_t* experts, float* weights) {
   const int lane = threadIdx.x % 32;
   const Probabilities<kPerLane> all =
-      Softmax<kPerLane>(config.num_experts, logits + token * config.num_experts, lane);
+      Softmax<kPerLane, kShared>(config.num_experts, logits + token * config.num_experts, lane);
   const int k = config.experts_per_token;
   const int64_t at = token * k + lane;
   int mine = 0;
