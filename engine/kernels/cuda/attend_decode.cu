@@ -267,8 +267,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   using Units = SliceUnits<kKDim, kVDim>;
   UnitKeys<kKDim> keys;
   const bool has_work = shared.queue.Begin(call, blockIdx.x);
-  WaitForKernelBefore();
   LetNextKernelBegin();
+  WaitForKernelBefore();
   if (!has_work) return;
   if (const Units units(call, shared.queue.slices[0], kv_head);
       kAhead<kKDim> && warp < units.num_units()) {

@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32) FinishRowsKernel(FinishCall ca
   const FoldPart* parts = arrays.parts + fold.first_part;
   const int kv_head = blockIdx.y / call.max_heads;
   const int head = blockIdx.y % call.max_heads;
-  WaitForKernelBefore();
   LetNextKernelBegin();
+  WaitForKernelBefore();
   if (head >= fold.num_heads) return;
 
   __shared__ float group_o[kMaxWarps * kRangeDims];  // [num_groups][v_dim]

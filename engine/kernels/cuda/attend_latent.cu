@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(DecodeShared::kThreads, 1)
         shared.stages[stage]);
   };
   const bool has_work = queue.Begin(call, blockIdx.x);
-  WaitForKernelBefore();
   LetNextKernelBegin();
+  WaitForKernelBefore();
   if (!has_work) return;
   copy(queue.slices[0], 0, 0);
   CommitCopies();

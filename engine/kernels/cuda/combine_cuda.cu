@@ -40,8 +40,8 @@ struct Part {
 
 template <typename T, bool kVector>
 __global__ void CombineKernel(CombineCuda args) {
-  WaitForKernelBefore();
   LetNextKernelBegin();
+  WaitForKernelBefore();
   const int64_t token = blockIdx.x;
   const int d = (blockIdx.y * kThreads + threadIdx.x) * (kVector ? kWidth : 1);
   if (d >= args.hidden) return;
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads) CombineNormKernel(CombineCuda args) 
       if (dim(c) < args.hidden) Load8(args.norm + dim(c), weights[c]);
     }
   }
-  WaitForKernelBefore();
   LetNextKernelBegin();
+  WaitForKernelBefore();
   float row[kChunks][kWidth];
   float sum = 0;
 #pragma unroll

@@ -139,8 +139,8 @@ __global__ void GqaPrepareKernel(GqaPrepareCuda args) {
   const int64_t token = blockIdx.x;
   const TokenPlace place = args.places[token];  // Older than the kernel before
   const Angles angles(args.rope, place.position);
-  WaitForKernelBefore();
   LetNextKernelBegin();
+  WaitForKernelBefore();
   float* row = rows + threadIdx.x / 32 * args.head_dim;
   const int heads = args.num_heads + 2 * args.kv.num_kv_heads;
   for (int head = HeadRow(); head < heads; head += gridDim.y * kWarps) {
@@ -155,8 +155,8 @@ __global__ void MlaPrepareKernel(MlaPrepareCuda args) {
   const int64_t token = blockIdx.x;
   const TokenPlace place = args.places[token];
   const Angles angles(args.rope, place.position);
-  WaitForKernelBefore();
   LetNextKernelBegin();
+  WaitForKernelBefore();
   const int latent = args.latent_dim, rope_dim = args.rope.dim, k_dim = args.kv.k_dim;
   float* row = rows + threadIdx.x / 32 * (latent + rope_dim);
   const int head = HeadRow();
