@@ -142,6 +142,18 @@ TEST(EstimatorTest, AheadFractionSeesASmallRing) {
   EXPECT_EQ(limited.AheadFraction(), 1);
 }
 
+TEST(EstimatorTest, ADeviceThatIsTheBottleneckSaysNothingOfTheRing) {
+  Estimator estimator;
+  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  StepSample s = Sample();
+  s.link_busy_seconds = 0.102;
+  s.link_bytes = 4100000000;
+  s.spilled_bytes = s.cpu_bytes + s.link_bytes;
+  s.device_attention_seconds = 0.09;  // Of the 100 ms
+  for (int i = 0; i < 5; ++i) estimator.Add(s);
+  EXPECT_EQ(estimator.AheadFraction(), 1);
+}
+
 TEST(EstimatorTest, NamesWhatItDoesNotUse) {
   Estimator estimator;
   StepSample s = Sample();
