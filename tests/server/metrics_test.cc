@@ -4,6 +4,8 @@
 #include <set>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
 #include "tests/controller/http_get.h"
@@ -170,6 +172,84 @@ TEST_F(MetricsTest, NothingFromTheEnginePoisonsThem) {
   prometheus::TextSerializer().Serialize(out, metrics.Collect());
   EXPECT_THAT(out.str(), Not(HasSubstr("Nan")));
   ExpectLine(out.str(), ("writescope_metrics_dropped_observations_total{model=\"m\"} 5"));
+}
+
+// A field of the state under the wrong name would still be a number.
+TEST_F(MetricsTest, EachSeriesShowsItsOwnFieldOfTheState) {
+  testing_support::FakeEngineOptions fake;
+  fake.edit_state = [](runtime::EngineState& state) {
+    state.running_requests = 1;
+    state.waiting_requests = 2;
+    state.regions = {{.region = runtime::RegionName::kSwing,
+                      .capacity_bytes = 3,
+                      .used_bytes = 4,
+                      .cached_bytes = 5,
+                      .retained_bytes = 6,
+                      .page_locked = true}};
+    state.moved_bytes_total = 7;
+    state.steps_total = 8;
+    state.prefix_query_tokens_total = 9;
+    state.prefix_hit_tokens_device_total = 10;
+    state.prefix_hit_tokens_host_total = 11;
+    state.preemptions_pause_total = 12;
+    state.preemptions_drop_total = 13;
+    state.failed_steps_total = 14;
+    state.replayed_steps_total = 15;
+    state.step_graph_failures_total = 16;
+    state.nan_logits_total = 17;
+    state.upload_bytes_total = 18;
+    state.download_bytes_total = 19;
+    state.cpu_attended_bytes_total = 20;
+    state.device_attended_bytes_total = 21;
+    state.cpu_busy_seconds_total = 22;
+    state.device_attention_seconds_total = 23;
+    state.link_busy_seconds_total = 24;
+    state.cpu_workers = 25;
+    state.link_pace_bytes_per_s = 26;
+    runtime::StepStats& step = state.last_decode_step.emplace();
+    step.observed_cpu_share = 0.27;
+    step.planned_cpu_share = 0.28;
+    step.spilled_bytes = 29;
+    step.predicted_step_seconds = 30;
+  };
+  Start(fake);
+  std::string text = MetricsText();
+  absl::StrReplaceAll({{"model=\"fake\",", ""}, {"{model=\"fake\"}", ""}}, &text);
+  for (const char* series : {
+           "requests_running 1",
+           "requests_waiting 2",
+           R"(kv_capacity_bytes{region="swing"} 3)",
+           R"(pinned_bytes{pinned="true",region="swing"} 3)",
+           R"(kv_used_bytes{region="swing",state="active"} 4)",
+           R"(kv_used_bytes{region="swing",state="cached"} 5)",
+           R"(kv_used_bytes{region="swing",state="retained"} 6)",
+           "kv_moved_bytes_total 7",
+           "steps_total 8",
+           "prefix_query_tokens_total 9",
+           R"(cached_prompt_tokens_total{tier="gpu"} 10)",
+           R"(cached_prompt_tokens_total{tier="host"} 11)",
+           R"(preemptions_total{kind="pause"} 12)",
+           R"(preemptions_total{kind="drop"} 13)",
+           "failed_steps_total 14",
+           "replayed_steps_total 15",
+           "step_graph_failures_total 16",
+           R"(numeric_anomalies_total{kind="nan_logits"} 17)",
+           R"(kv_transfer_bytes_total{direction="h2d"} 18)",
+           R"(kv_transfer_bytes_total{direction="d2h"} 19)",
+           R"(attention_bytes_total{device="cpu"} 20)",
+           R"(attention_bytes_total{device="gpu"} 21)",
+           R"(attention_seconds_total{device="cpu"} 22)",
+           R"(attention_seconds_total{device="gpu"} 23)",
+           R"(kv_transfer_seconds_total{direction="h2d"} 24)",
+           "worker_threads 25",
+           "link_pace_bytes_per_second 26",
+           "cpu_share_ratio 0.27",
+           "cpu_share_target_ratio 0.28",
+           "step_spilled_bytes 29",
+           "model_predicted_step_seconds 30",
+       }) {
+    ExpectLine(text, absl::StrCat("writescope_", series));
+  }
 }
 
 TEST(WorkerMetricsTest, ARequestThatEndedInTheQueueWasNotRead) {

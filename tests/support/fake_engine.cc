@@ -253,6 +253,7 @@ runtime::EngineState FakeEngine::state() const {
   const int total = static_cast<int>(requests_.size());
   state.running_requests = std::min(total, fake_.max_sequences);
   state.waiting_requests = total - state.running_requests;
+  if (fake_.edit_state) fake_.edit_state(state);
   return state;
 }
 

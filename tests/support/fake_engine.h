@@ -38,6 +38,8 @@ struct FakeEngineOptions {
   bool link_simulated = true;
   // Called with every event before it goes out; may change it. For texts that no model would make.
   std::function<void(runtime::GenerateEvent&)> edit_event;
+  // Called with every state that is asked for; may change it.
+  std::function<void(runtime::EngineState&)> edit_state;
 };
 
 // Thread-safe.
