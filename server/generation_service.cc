@@ -99,6 +99,8 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
 
  private:
   absl::Status TryAdmit() {
+    // The call ended before its message had come.
+    if (!request_bytes_.Valid()) return GoneStatus();
     v1::GenerateRequest message;
     const absl::Status parsed = ParseMessage(request_bytes_, &message);
     request_bytes_.Clear();
@@ -114,7 +116,7 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
     message.Clear();
     request.request_id = request_id;
     request.deadline = deadline_;
-    if (ended()) return absl::CancelledError("the client left before the request was read");
+    if (ended()) return GoneStatus();
     auto self = std::static_pointer_cast<GenerateCall>(shared_from_this());
     ASSIGN_OR_RETURN(const RequestId id, engine->Submit(std::move(request), std::move(self)));
     Commit();
@@ -137,11 +139,16 @@ class GenerateCall final : public QueuedStream, public runtime::GenerateSink {
       submitted = submitted_;
     }
     if (submitted.has_value()) submitted->engine->Cancel(submitted->id);
-    const bool late = Clock::Real().Now() >= deadline_;
-    Over(late ? runtime::WithReason(absl::DeadlineExceededError("the request's deadline passed"),
-                                    "DEADLINE_EXCEEDED")
-              : runtime::WithReason(absl::CancelledError("the client is gone"), "CANCELLED"),
-         /*forget_queue=*/true);
+    Over(GoneStatus(), /*forget_queue=*/true);
+  }
+
+  // Why there is nobody to answer.
+  absl::Status GoneStatus() const {
+    if (Clock::Real().Now() >= deadline_) {
+      return runtime::WithReason(absl::DeadlineExceededError("the request's deadline passed"),
+                                 "DEADLINE_EXCEEDED");
+    }
+    return runtime::WithReason(absl::CancelledError("the client is gone"), "CANCELLED");
   }
 
   void Over(const absl::Status& status, bool forget_queue) {

@@ -1,4 +1,10 @@
-// Clients that read slowly, not at all, or ping a silent stream.
+// Clients that read slowly, not at all, send nothing, or ping a silent stream.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "server/grpc_server.h"
 #include "tests/server/worker_fixture.h"
 
@@ -132,6 +138,43 @@ TEST_F(KeepaliveTest, PingsDuringSilenceAreAllowed) {
 TEST_F(KeepaliveTest, TheArgumentIsWhatAllowsThem) {
   const GenerateResult result = GenerateInSilence(absl::Minutes(5));
   EXPECT_EQ(result.status.error_code(), StatusCode::UNAVAILABLE) << result.status.error_message();
+}
+
+// The handler of such a call and the notice of its end come at once, on two threads.
+TEST_F(StreamLimitsTest, CallsThatEndBeforeTheirMessageHasComeAreCancelled) {
+  Start();
+  constexpr int kRounds = 20, kCalls = 50;
+  grpc::GenericStub stub(channel_);
+  void* tag = nullptr;
+  bool ok = false;
+  for (int round = 0; round < kRounds; ++round) {
+    grpc::CompletionQueue queue;
+    std::vector<grpc::ClientContext> contexts(kCalls);
+    std::vector<grpc::Status> statuses(kCalls);
+    std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> calls;
+    for (grpc::ClientContext& context : contexts) {
+      SetDeadline(context);
+      calls.push_back(
+          stub.PrepareCall(&context, "/writescope.v1.GenerationService/Generate", &queue));
+      calls.back()->StartCall(nullptr);
+      ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+    }
+    absl::SleepFor(absl::Milliseconds(10));  // The server has the calls, and waits.
+    for (grpc::ClientContext& context : contexts) context.TryCancel();
+    for (int i = 0; i < kCalls; ++i) calls[i]->Finish(&statuses[i], nullptr);
+    for (int i = 0; i < kCalls; ++i) ASSERT_TRUE(queue.Next(&tag, &ok));
+    for (const grpc::Status& status : statuses) {
+      EXPECT_EQ(status.error_code(), StatusCode::CANCELLED);
+    }
+  }
+  const std::string cancelled = absl::StrCat(
+      R"(code="CANCELLED",finish_reason="none",method="Generate"} )", kRounds * kCalls);
+  EXPECT_TRUE(
+      Eventually([&] { return MetricsText().find(cancelled + "\n") != std::string::npos; }));
+  // None of them was malformed.
+  EXPECT_NE(
+      MetricsText().find(R"(code="INVALID_ARGUMENT",finish_reason="none",method="Generate"} 0)"),
+      std::string::npos);
 }
 
 }  // namespace
