@@ -269,13 +269,18 @@ absl::Status ReadRope(const JsonObject& json, ModelConfig& config) {
 }
 
 // Yarn makes a model for longer texts whether max_position_embeddings says so or not: the makers of
-// Qwen3 leave it as it was.
-void StretchContext(ModelConfig& config) {
-  if (config.rope.kind != RopeConfig::Kind::kYarn) return;
+// Qwen3 leave it as it was. Where there is a window, as far as it hides nothing.
+absl::Status StretchContext(const JsonObject& json, ModelConfig& config) {
+  double longest = kPositionsRange.max;
+  if (!config.mla) {
+    ASSIGN_OR_RETURN(const std::optional<int> window, ReadSlidingWindow(json, config));
+    if (window) longest = *window;
+  }
+  if (config.rope.kind != RopeConfig::Kind::kYarn) return absl::OkStatus();
   const double stretched = config.rope.factor * config.rope.original_max_positions;
   config.max_position_embeddings =
-      std::max(config.max_position_embeddings,
-               static_cast<int>(std::min<double>(stretched, kPositionsRange.max)));
+      std::max(config.max_position_embeddings, static_cast<int>(std::min(stretched, longest)));
+  return absl::OkStatus();
 }
 
 absl::Status AddEosIds(const JsonObject& json, ModelConfig& config) {
@@ -362,8 +367,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json,
       break;
   }
   RETURN_IF_ERROR(ReadRope(json, config));
-  StretchContext(config);
-  if (!config.mla) RETURN_IF_ERROR(RefuseSlidingWindow(json, config));
+  RETURN_IF_ERROR(StretchContext(json, config));
   config.softmax_scale = SoftmaxScale(config);
   RETURN_IF_ERROR(ReadTokens(json, generation_config_json, config));
   RETURN_IF_ERROR(CheckWhole(json, config));

@@ -61,10 +61,6 @@ std::vector<BadCase> FeatureCases() {
       {kMixtral, {{"architectures", "MixtralForCausalLM"}}, kInvalid, {"list of strings"}},
       {kMixtral, {{"sliding_window", 4096}}, kUnimplemented, {"sliding_window is 4096", "32768"}},
       {kQwen, {{"use_sliding_window", true}}, kUnimplemented, {"sliding_window is 4096"}},
-      {kMixtral,  // Wide enough before yarn.
-       {{"sliding_window", 32768}, {"rope_scaling", {{"type", "yarn"}, {"factor", 2}}}},
-       kUnimplemented,
-       {"sliding_window is 32768", "65536"}},
       {kQwen,
        {{"layer_types", {"full_attention", "sliding_attention"}}},
        kUnimplemented,

@@ -322,6 +322,15 @@ TEST(ModelConfig, YarnOfQwen) {
   EXPECT_EQ(ratio.max_position_embeddings, 40960);
 }
 
+TEST(ModelConfig, YarnStretchesTheContextAsFarAsAWindowHidesNothing) {
+  for (const auto& [window, context] : {std::pair{32768, 32768}, {50000, 50000}, {70000, 65536}}) {
+    const ModelConfig config = MustParseEdited(
+        "mixtral-8x7b",
+        {{"sliding_window", window}, {"rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}}});
+    EXPECT_EQ(config.max_position_embeddings, context);
+  }
+}
+
 // As checkpoints have it that newer tools saved again.
 TEST(ModelConfig, BothSpellingsOfRopeMayBeThereIfTheyAgree) {
   json config = json::parse(ReadFile(ShapeFile("qwen3-30b-a3b")));
