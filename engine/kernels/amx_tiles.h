@@ -39,14 +39,6 @@ struct AmxTiles {
                  : "r"(from), "r"(stride_bytes), "i"(kTile)
                  : "memory");
   }
-  // Of what is not read again soon, and need not take the place of what is.
-  template <int kTile>
-  static inline void LoadOnce(const void* from, int64_t stride_bytes) {
-    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
-                 :
-                 : "r"(from), "r"(stride_bytes), "i"(kTile)
-                 : "memory");
-  }
   template <int kTile>
   static inline void Store(void* to, int64_t stride_bytes) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)"

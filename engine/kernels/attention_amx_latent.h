@@ -61,6 +61,10 @@ class AmxLatent : public AmxScores<Tiles> {
  public:
   static constexpr int kAhead = 1;  // Blocks from the one that is attended to to what is fetched
 
+  // A row of a panel is a column of its sums: what products cost does not depend on how many it
+  // has.
+  explicit AmxLatent(int) : Scores(kPanelRows) {}
+
   // From here to End the sums are as the tiles have them: [pair of dims][row], of the even dims and
   // of the odd ones.
   void Begin(const FlatAttentionArgs& args, int first_row, int num_rows) {
@@ -185,6 +189,10 @@ class AmxLatent : public AmxScores<Tiles> {
     constexpr int kStepsATile = 2;
     FetchedLines fetched =
         ahead.Take(int64_t{args.k_dim} * 2, int64_t{kStepsATile} * kTilesPerBlock * num_tiles);
+    Tiles::template Load<4>(k, kLineBytes);
+    if (num_tiles > 1) Tiles::template Load<5>(k + kTileBytes, kLineBytes);
+    Tiles::template Load<6>(even_weights_[0], kLineBytes);
+    Tiles::template Load<7>(odd_weights_[0], kLineBytes);
     for (int tile = 0; tile < num_tiles; tile += 2) {
       const Sums sums = turned_ + 2 * tile;
       const bool is_pair = tile + 1 < num_tiles;
@@ -194,22 +202,30 @@ class AmxLatent : public AmxScores<Tiles> {
         Tiles::template Load<2>(sums[2], kLineBytes);
         Tiles::template Load<3>(sums[3], kLineBytes);
       }
-      const std::byte* at = k + tile * kTileBytes;
-      for (int t = 0; t < kTilesPerBlock; ++t, at += token_step) {
-        Tiles::template LoadOnce<4>(at, kLineBytes);
-        Tiles::template Load<6>(even_weights_[t], kLineBytes);
+      const std::byte* const dims = k + tile * kTileBytes;
+      const std::byte* const next_dims = dims + 2 * kTileBytes;
+      for (int t = 0; t < kTilesPerBlock; ++t) {
+        // The 16 tokens after, and after the last ones the first of the next dims
+        const bool is_last = t + 1 == kTilesPerBlock;
+        const int next_t = is_last ? 0 : t + 1, next_tile = is_last ? tile + 2 : tile;
+        const std::byte* const next = is_last ? next_dims : dims + next_t * token_step;
+        const std::byte* const later =
+            is_last ? next_dims + token_step
+                    : (t + 2 < kTilesPerBlock ? next + token_step : next_dims);
+        FetchTile(later, kLineBytes);
         Tiles::template AddProducts<0, 4, 6>();
         fetched.Step();
-        Tiles::template Load<7>(odd_weights_[t], kLineBytes);
-        Tiles::template AddProducts<1, 4, 7>();
+        if (is_pair) Tiles::template AddProducts<2, 5, 6>();
+        if (next_tile < num_tiles) Tiles::template Load<6>(even_weights_[next_t], kLineBytes);
         fetched.Step();
-        if (is_pair) {
-          Tiles::template LoadOnce<5>(at + kTileBytes, kLineBytes);
-          Tiles::template AddProducts<2, 5, 6>();
-          fetched.Step();
-          Tiles::template AddProducts<3, 5, 7>();
-          fetched.Step();
-        }
+        FetchTile(later + kTileBytes, kLineBytes);
+        Tiles::template AddProducts<1, 4, 7>();
+        if (next_tile < num_tiles) Tiles::template Load<4>(next, kLineBytes);
+        fetched.Step();
+        if (is_pair) Tiles::template AddProducts<3, 5, 7>();
+        if (next_tile < num_tiles) Tiles::template Load<7>(odd_weights_[next_t], kLineBytes);
+        if (next_tile + 1 < num_tiles) Tiles::template Load<5>(next + kTileBytes, kLineBytes);
+        fetched.Step();
       }
       Tiles::template Store<0>(sums[0], kLineBytes);
       Tiles::template Store<1>(sums[1], kLineBytes);

@@ -17,6 +17,8 @@ class AmxPlanes : public AmxScores<Tiles> {
   // From the block that is attended to to the one that is fetched: 32 KiB each at 128 dims.
   static constexpr int kAhead = 2;
 
+  explicit AmxPlanes(int num_rows) : Scores(num_rows) {}
+
   // The sums stay where the caller has them.
   void Begin(const FlatAttentionArgs&, int, int) {}
   void End(const FlatAttentionArgs&, int, int) {}
@@ -59,6 +61,8 @@ class AmxPlanes : public AmxScores<Tiles> {
                  LinesAhead& ahead, int64_t lines) {
     const int64_t row_bytes = int64_t{args.v_dim} * 4;
     const int64_t half = kPanelRows * row_bytes;  // From the first 32 tokens to the others
+    Tiles::template Load<4>(v, row_bytes);
+    Tiles::template Load<5>(v + half, row_bytes);
     Tiles::template Load<6>(weights_, sizeof(weights_[0]));
     Tiles::template Load<7>(&weights_[0][kTileWords], sizeof(weights_[0]));
     const int num_tiles = args.v_dim / kTileWords;
@@ -68,14 +72,15 @@ class AmxPlanes : public AmxScores<Tiles> {
       // A multiple of 32 dims: tiles come in pairs.
       for (int tile = 0; tile < count; tile += 2) {
         const std::byte* at = v + int64_t{first + tile} * kLineBytes;
+        const bool is_last = first + tile + 2 == num_tiles;
         if (tile % 4 == 0) {
-          AddValueTile<0>(at, row_bytes, half, fetched);
-          AddValueTile<1>(at + kLineBytes, row_bytes, half, fetched);
+          AddValueTile<0>(at, row_bytes, half, false, fetched);
+          AddValueTile<1>(at + kLineBytes, row_bytes, half, is_last, fetched);
           Tiles::template Store<0>(sums_[tile], kLineBytes);
           Tiles::template Store<1>(sums_[tile + 1], kLineBytes);
         } else {
-          AddValueTile<2>(at, row_bytes, half, fetched);
-          AddValueTile<3>(at + kLineBytes, row_bytes, half, fetched);
+          AddValueTile<2>(at, row_bytes, half, false, fetched);
+          AddValueTile<3>(at + kLineBytes, row_bytes, half, is_last, fetched);
           Tiles::template Store<2>(sums_[tile], kLineBytes);
           Tiles::template Store<3>(sums_[tile + 1], kLineBytes);
         }
@@ -92,17 +97,19 @@ class AmxPlanes : public AmxScores<Tiles> {
     }
   }
 
+  // 16 dims, which are in registers 4 and 5, where those of the 16 dims after take their place.
   template <int kSum>
-  static void AddValueTile(const std::byte* v, int64_t row_bytes, int64_t half,
+  static void AddValueTile(const std::byte* v, int64_t row_bytes, int64_t half, bool is_last,
                            FetchedLines& fetched) {
-    FetchTile(v + kLineBytes, row_bytes);  // Of the 16 dims after
-    FetchTile(v + half + kLineBytes, row_bytes);
+    const std::byte* const next = v + kLineBytes;
     Tiles::template Zero<kSum>();
-    Tiles::template Load<4>(v, row_bytes);
+    FetchTile(next + kLineBytes, row_bytes);
     Tiles::template AddProducts<kSum, 6, 4>();
-    Tiles::template Load<5>(v + half, row_bytes);
-    Tiles::template AddProducts<kSum, 7, 5>();
+    if (!is_last) Tiles::template Load<4>(next, row_bytes);
     fetched.Step();
+    FetchTile(next + kLineBytes + half, row_bytes);
+    Tiles::template AddProducts<kSum, 7, 5>();
+    if (!is_last) Tiles::template Load<5>(next + half, row_bytes);
     fetched.Step();
   }
 

@@ -1,9 +1,12 @@
-// Scores and weights of a panel of 16 rows against a whole block, on the tile registers of AMX:
-// what the kernels for planes of values and for latents begin with. Included by the files of one
-// instruction set only; see simd_vec.h.
+// Scores of a panel of 16 rows against a whole block, on the tile registers of AMX: what the
+// kernels for planes of values and for latents begin with. Included by the files of one instruction
+// set only; see simd_vec.h.
 //
-// The panel's queries are A, a K tile is B as it lies: 16 pairs of dims x 16 tokens. A panel that
-// is not full costs what a full one does.
+// The panel's queries are A, a K tile is B as it lies: 16 pairs of dims x 16 tokens. A product
+// takes a cycle for each row of A, so registers 0 to 3, 6 and 7, which hold what belongs to the
+// panel's rows, may be configured for fewer of them; 4 and 5 hold K or V. An operand is loaded as
+// soon as the product before has read its register, and its lines are fetched into the first cache
+// one load earlier still: else every product would wait for its own load.
 #pragma once
 
 #include "engine/kernels/amx_tiles.h"
@@ -13,8 +16,7 @@ namespace writescope::kernels {
 namespace {
 
 // A tile load takes its lines one after the other: they are brought from the second cache into the
-// first while the tile before is multiplied. 14 threads of Emerald Rapids, which read 155 GB/s,
-// attend at 144 with it and at 135 without (Qwen3's shape).
+// first before.
 WRITESCOPE_INLINE void FetchTile(const std::byte* at, int64_t row_bytes) {
 #pragma GCC unroll 16
   for (int i = 0; i < kPanelRows; ++i) __builtin_prefetch(at + i * row_bytes, 0, 3);
@@ -26,7 +28,11 @@ class AmxScores {
   static constexpr bool kWholeTiles = true;
   static void AttendInF32(const FlatAttentionArgs& args) { Tiles::AttendInF32(args); }
 
-  AmxScores() { Tiles::Configure(TileConfig()); }
+  explicit AmxScores(int num_rows) {
+    TileConfig config;
+    for (const int tile : {0, 1, 2, 3, 6, 7}) config.rows[tile] = static_cast<uint8_t>(num_rows);
+    Tiles::Configure(config);
+  }
   ~AmxScores() { Tiles::Release(); }
   AmxScores(const AmxScores&) = delete;
   AmxScores& operator=(const AmxScores&) = delete;
@@ -63,68 +69,91 @@ class AmxScores {
     if (num_tiles > 1) Tiles::template Load<1>(q[1], kLineBytes);
     if (num_tiles > 2) Tiles::template Load<2>(q[2], kLineBytes);
     if (num_tiles > 3) Tiles::template Load<3>(q[3], kLineBytes);
-    for (int t = 0; t < kTilesPerBlock; t += 2) {
-      ScoreTile<4>(k, num_tiles, fetched);
-      ScoreTile<5>(k + num_tiles * kTileBytes, num_tiles, fetched);
-      k += 2 * num_tiles * kTileBytes;
-      Tiles::template Store<4>(scores.tile(t), scores.row_bytes());
-      Tiles::template Store<5>(scores.tile(t + 1), scores.row_bytes());
+    const int64_t token_step = num_tiles * kTileBytes;
+    Tiles::template Load<4>(k, kLineBytes);
+    Tiles::template Load<5>(k + token_step, kLineBytes);
+    for (int t = 0; t < kTilesPerBlock; t += 2, k += 2 * token_step) {
+      const bool is_last = t + 2 == kTilesPerBlock;
+      const std::byte* const after = is_last ? nullptr : k + 2 * token_step;
+      Tiles::template Zero<6>();
+      Tiles::template Zero<7>();
+      ScoreDims<0>(k, num_tiles, after, fetched);
+      if (num_tiles > 1) ScoreDims<1>(k, num_tiles, after, fetched);
+      if (num_tiles > 2) ScoreDims<2>(k, num_tiles, after, fetched);
+      if (num_tiles > 3) ScoreDims<3>(k, num_tiles, after, fetched);
+      Tiles::template Store<6>(scores.tile(t), scores.row_bytes());
+      Tiles::template Store<7>(scores.tile(t + 1), scores.row_bytes());
     }
   }
-  template <int kSum>
-  static void ScoreTile(const std::byte* k, int num_tiles, FetchedLines& fetched) {
-    for (int i = 0; i < num_tiles; ++i) {  // Of the 16 tokens after
-      FetchTile(k + (num_tiles + i) * kTileBytes, kLineBytes);
-    }
-    Tiles::template Zero<kSum>();
-    Tiles::template Load<6>(k, kLineBytes);
-    Tiles::template AddProducts<kSum, 0, 6>();
+  // 32 dims of two times 16 tokens, whose first dims lie at k; `after` is where the next ones do.
+  template <int kQuery>
+  static void ScoreDims(const std::byte* k, int num_tiles, const std::byte* after,
+                        FetchedLines& fetched) {
+    const int64_t token_step = num_tiles * kTileBytes;
+    const std::byte* const next = kQuery + 1 < num_tiles ? k + (kQuery + 1) * kTileBytes : after;
+    const std::byte* const fetch = kQuery + 2 < num_tiles
+                                       ? k + (kQuery + 2) * kTileBytes
+                                       : k + (kQuery + 2 + num_tiles) * kTileBytes;
+    FetchTile(fetch, kLineBytes);
+    Tiles::template AddProducts<6, kQuery, 4>();
+    if (next != nullptr) Tiles::template Load<4>(next, kLineBytes);
     fetched.Step();
-    if (num_tiles > 1) {
-      Tiles::template Load<7>(k + kTileBytes, kLineBytes);
-      Tiles::template AddProducts<kSum, 1, 7>();
-      fetched.Step();
-    }
-    if (num_tiles > 2) {
-      Tiles::template Load<6>(k + 2 * kTileBytes, kLineBytes);
-      Tiles::template AddProducts<kSum, 2, 6>();
-      fetched.Step();
-    }
-    if (num_tiles > 3) {
-      Tiles::template Load<7>(k + 3 * kTileBytes, kLineBytes);
-      Tiles::template AddProducts<kSum, 3, 7>();
-      fetched.Step();
-    }
+    FetchTile(fetch + token_step, kLineBytes);
+    Tiles::template AddProducts<7, kQuery, 5>();
+    if (next != nullptr) Tiles::template Load<5>(next + token_step, kLineBytes);
+    fetched.Step();
   }
 
   void ScoreWide(const std::byte* k, int k_dim, QueryTiles q, const ScorePlace& scores,
                  LinesAhead& ahead, int64_t lines) {
-    const int64_t token_step = int64_t{kTileTokens} * k_dim * 2;
-    FetchedLines fetched = ahead.Take(lines, int64_t{kTilesPerBlock} * k_dim / kTileDims);
+    const int num_tiles = k_dim / kTileDims;
+    const int64_t token_step = num_tiles * kTileBytes;
+    FetchedLines fetched = ahead.Take(lines, int64_t{kTilesPerBlock} * num_tiles);
     Tiles::template Zero<0>();
     Tiles::template Zero<1>();
     Tiles::template Zero<2>();
     Tiles::template Zero<3>();
-    for (int64_t tile = 0; tile < k_dim / kTileDims; ++tile) {
-      const std::byte* k_tile = k + tile * kTileBytes;
-      Tiles::template Load<4>(q[tile], kLineBytes);
-      Tiles::template Load<5>(k_tile, kLineBytes);
-      Tiles::template AddProducts<0, 4, 5>();
-      fetched.Step();
-      Tiles::template Load<6>(k_tile + token_step, kLineBytes);
-      Tiles::template AddProducts<1, 4, 6>();
-      fetched.Step();
-      Tiles::template Load<7>(k_tile + 2 * token_step, kLineBytes);
-      Tiles::template AddProducts<2, 4, 7>();
-      fetched.Step();
-      Tiles::template Load<5>(k_tile + 3 * token_step, kLineBytes);
-      Tiles::template AddProducts<3, 4, 5>();
-      fetched.Step();
+    Tiles::template Load<6>(q[0], kLineBytes);
+    Tiles::template Load<7>(q[1], kLineBytes);
+    Tiles::template Load<4>(k, kLineBytes);
+    Tiles::template Load<5>(k + token_step, kLineBytes);
+    for (int tile = 0; tile < num_tiles; tile += 2) {
+      ScoreTile<6>(k, tile, num_tiles, q, fetched);
+      if (tile + 1 < num_tiles) ScoreTile<7>(k, tile + 1, num_tiles, q, fetched);
     }
     Tiles::template Store<0>(scores.tile(0), scores.row_bytes());
     Tiles::template Store<1>(scores.tile(1), scores.row_bytes());
     Tiles::template Store<2>(scores.tile(2), scores.row_bytes());
     Tiles::template Store<3>(scores.tile(3), scores.row_bytes());
+  }
+  // 32 dims of 64 tokens. Past the last ones what is there is loaded again.
+  template <int kQuery>
+  static void ScoreTile(const std::byte* k, int tile, int num_tiles, QueryTiles q,
+                        FetchedLines& fetched) {
+    const int64_t token_step = num_tiles * kTileBytes;
+    const int last = num_tiles - 1;
+    const int next_tile = tile < last ? tile + 1 : last,
+              later_tile = tile + 2 < last ? tile + 2 : last;
+    const std::byte* const now = k + tile * kTileBytes;
+    const std::byte* const next = k + next_tile * kTileBytes;
+    const std::byte* const later = k + later_tile * kTileBytes;
+    FetchTile(next + 2 * token_step, kLineBytes);
+    Tiles::template AddProducts<0, kQuery, 4>();
+    Tiles::template Load<4>(now + 2 * token_step, kLineBytes);
+    fetched.Step();
+    FetchTile(next + 3 * token_step, kLineBytes);
+    Tiles::template AddProducts<1, kQuery, 5>();
+    Tiles::template Load<5>(now + 3 * token_step, kLineBytes);
+    fetched.Step();
+    FetchTile(later, kLineBytes);
+    Tiles::template AddProducts<2, kQuery, 4>();
+    Tiles::template Load<4>(next, kLineBytes);
+    fetched.Step();
+    FetchTile(later + token_step, kLineBytes);
+    Tiles::template AddProducts<3, kQuery, 5>();
+    Tiles::template Load<kQuery>(q[later_tile], kLineBytes);
+    Tiles::template Load<5>(next + token_step, kLineBytes);
+    fetched.Step();
   }
 };
 

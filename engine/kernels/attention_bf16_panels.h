@@ -147,8 +147,9 @@ inline void AttendByPanels(const FlatAttentionArgs& args) {
     Kernel::AttendInF32(args);
     return;
   }
+  if (args.num_rows == 0) return;
   alignas(64) uint32_t q[kMaxQueryTiles][kPanelRows][kTileWords];
-  Kernel kernel;
+  Kernel kernel(args.num_rows < kPanelRows ? args.num_rows : kPanelRows);
   if (args.num_rows <= kPanelRows && args.num_heads * (args.k_dim / kTileDims) <= kMaxQueryTiles) {
     auto* const kept_q = reinterpret_cast<uint32_t(*)[kPanelRows][kTileWords]>(args.kept.memory);
     AttendByOnePanel(args, kernel, args.kept.memory != nullptr ? kept_q : q);

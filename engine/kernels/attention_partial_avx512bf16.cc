@@ -142,6 +142,8 @@ class Avx512Bf16Kernel {
   static constexpr int kAhead = 1;  // Blocks from the one that is attended to to what is fetched
   static void AttendInF32(const FlatAttentionArgs& args) { AttentionPartialAvx512(args); }
 
+  explicit Avx512Bf16Kernel(int) {}
+
   // The sums stay where the caller has them.
   void Begin(const FlatAttentionArgs&, int, int) {}
   void End(const FlatAttentionArgs&, int, int) {}

@@ -56,10 +56,6 @@ class EmulatedTiles {
     }
   }
   template <int kTile>
-  static void LoadOnce(const void* from, int64_t stride_bytes) {
-    Load<kTile>(from, stride_bytes);
-  }
-  template <int kTile>
   static void Store(void* to, int64_t stride_bytes) {
     for (int r = 0; r < state_.config.rows[kTile]; ++r) {
       std::memcpy(static_cast<std::byte*>(to) + r * stride_bytes, Tile(kTile) + r * kRowBytes,

@@ -41,7 +41,7 @@ template <typename Tiles>
 std::vector<float> Multiply(Operands operands) {
   Tiles::Configure(TileConfig());
   Tiles::template Load<3>(operands.a.data(), Operands::kStride);
-  Tiles::template LoadOnce<7>(operands.b.data(), Operands::kStride);
+  Tiles::template Load<7>(operands.b.data(), Operands::kStride);
   Tiles::template Load<0>(operands.c.data(), Operands::kStride);
   Tiles::template AddProducts<0, 3, 7>();
   Tiles::template Store<0>(operands.c.data(), Operands::kStride);
