@@ -150,6 +150,13 @@ void* Decoder::HiddenRows(void* base) const {
 
 float* Decoder::q() const { return q_ + int64_t{first_row_} * config_.num_heads * geometry_.k_dim; }
 
+ops::AttendState Decoder::state() const {
+  // By what the step asked for, not by the last call: a step that is replayed makes none.
+  ops::AttendState state = state_;
+  state.heads = with_heads_ ? &latent_heads_ : nullptr;
+  return state;
+}
+
 ops::ExpertChoice Decoder::Choice(int layer) const {
   ops::ExpertChoice choice = choice_hook_ ? choice_hook_(layer) : ops::ExpertChoice();
   const int64_t skip = int64_t{first_row_} * config_.moe.experts_per_token;
@@ -212,7 +219,7 @@ void Decoder::StagedLayer(int layer) {
   ops_.AttendStaged({.step = limits_.staged_step,
                      .layer = layer,
                      .q = q(),
-                     .state = state_,
+                     .state = state(),
                      .out_dim = AttentionOutDim(config_),
                      .out = attention_out_});
   AfterAttention(layer);
@@ -282,7 +289,6 @@ void Decoder::BeforeMla(const DeviceAttentionWeights& w, const Places& places) {
     ops_.Linear(num_rows_, normed(), *w.kv_a_proj, k_proj_);
   }
   latent_heads_ = LatentHeadsOf(w);
-  state_.heads = with_heads_ ? &latent_heads_ : nullptr;
   ops_.MlaPrepare({.num_tokens = num_rows_,
                    .num_heads = config_.num_heads,
                    .nope_dim = config_.qk_nope_head_dim,

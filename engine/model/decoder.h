@@ -79,7 +79,7 @@ class Decoder {
   // that BeforeAttention was called for last: with latent heads as ops::AttendState says, and
   // v_head_dim values of a row and head.
   float* q() const;
-  ops::AttendState state() const { return state_; }
+  ops::AttendState state() const;
   // [rows, heads, AttentionOutDim]
   void* attention_out() const { return with_heads_ ? head_out_ : attention_out_; }
   int max_rows() const { return limits_.max_rows; }
