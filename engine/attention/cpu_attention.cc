@@ -174,6 +174,8 @@ void CpuAttention::RunWorker(int index, StepContext& step) {
 
 bool CpuAttention::AwaitQuery(const Worker& worker, const StepContext& step, int turn) const {
   const std::atomic<uint64_t>& ready = step.flags[turn].query_ready;
+  // Of two micro-batches the next query is there as a rule: there is no time to fetch more.
+  FetchFirst(step, turn, worker.claim.parts.front());
   EarlyFetch fetch(step, turn, worker.claim.parts, options_.geometry.block_bytes());
   for (int spin = 0; ready.load(std::memory_order_acquire) < step.epoch; ++spin) {
     if (step.abort.load(std::memory_order_relaxed)) return false;

@@ -208,24 +208,20 @@ absl::Status HybridAttention::AttendWaves(int turn, const float* q, const ops::A
   return absl::OkStatus();
 }
 
-void HybridAttention::PublishQuery(int turn, const float* q) {
+void HybridAttention::BeginTurn(int turn, const float* q, const ops::AttendState& state) {
+  const StepAttention& attention = step_.attention(turn);
   device::Queue& compute = ops_.device().compute();
   TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
   compute.RecordTime(&times.dense_ended_s);
-  if (!step_.handoff) return;
-  const StepAttention& attention = step_.attention(turn);
-  const int64_t row_floats = int64_t{options_.num_heads} * options_.geometry.k_dim;
-  ops_.PublishQueries(attention.num_rows * row_floats, q,
-                      cpu_->queries() + attention.first_row * row_floats);
-  compute.RecordTime(&times.query_published_s);
-  compute.SetFlag(&cpu_->flags()[turn].query_ready, step_.epoch);
-}
-
-absl::Status HybridAttention::Attend(int turn, const float* q, const ops::AttendState& state,
-                                     void* out, const Between& between) {
-  const StepAttention& attention = step_.attention(turn);
-  device::Queue& compute = ops_.device().compute();
-  TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
+  if (step_.handoff) {
+    const int64_t row_floats = int64_t{options_.num_heads} * options_.geometry.k_dim;
+    ops_.PublishQueries(attention.num_rows * row_floats, q,
+                        cpu_->queries() + attention.first_row * row_floats);
+    compute.RecordTime(&times.query_published_s);
+    compute.SetFlag(&cpu_->flags()[turn].query_ready, step_.epoch);
+  }
+  // After the query: the CPU waits for that. And before the other micro-batch's turn ends: until
+  // then the device has time.
   ops_.ResetAttention(attention.num_rows, options_.num_heads, options_.geometry.v_dim, state);
   const DeviceSpans on_device = SpansOnDevice(attention, step_.layer(turn));
   TimedAttend({.kv = options_.geometry,
@@ -236,6 +232,13 @@ absl::Status HybridAttention::Attend(int turn, const float* q, const ops::Attend
                .rows = attention.rows,
                .state = state},
               /*of_wave=*/false);
+}
+
+absl::Status HybridAttention::EndTurn(int turn, const float* q, const ops::AttendState& state,
+                                      void* out, const Between& between) {
+  const StepAttention& attention = step_.attention(turn);
+  device::Queue& compute = ops_.device().compute();
+  TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
   RETURN_IF_ERROR(AttendWaves(turn, q, state, between));
   Meanwhile(between, [this, turn] { return CpuAtWork(turn); });
   if (step_.handoff) {

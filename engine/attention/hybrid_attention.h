@@ -81,17 +81,17 @@ class HybridAttention {
   // may look at it when the caller has given up.
   void BeginStep(std::vector<StepAttention> micro_batches, const SharePlan& plan);
   // Other work for the device in time that it would spend waiting: may be called any number of
-  // times inside Attend, and returns soon after `still_waiting` has become false, not before.
+  // times inside EndTurn, and returns soon after `still_waiting` has become false, not before.
   // While it is given nothing waits on the device's queue, where it would hold the other work up.
   using Between = std::function<void(const std::function<bool()>& still_waiting)>;
-  // For each turn in order: submits what gives the CPU its query. q is device [rows of the
-  // micro-batch, num_heads, k_dim]. With two micro-batches a turn's query is published before the
-  // attention of the turn before it is submitted.
-  void PublishQuery(int turn, const float* q);
-  // For each turn in order: submits its attention; out are activations. DEADLINE_EXCEEDED when the
-  // pump delivers nothing.
-  absl::Status Attend(int turn, const float* q, const ops::AttendState& state, void* out,
-                      const Between& between);
+  // For each turn in order: submits what gives the CPU its query, and the attention over what lies
+  // on the device. q is device [rows of the micro-batch, num_heads, k_dim], `state` of as many
+  // rows. With two micro-batches a turn begins before the one before it ends.
+  void BeginTurn(int turn, const float* q, const ops::AttendState& state);
+  // For each turn in order: submits the rest of its attention; out are activations.
+  // DEADLINE_EXCEEDED when the pump delivers nothing.
+  absl::Status EndTurn(int turn, const float* q, const ops::AttendState& state, void* out,
+                       const Between& between);
   // After the step's last submission: `end` is the point on the compute queue after all of it.
   // Waits for both sides. An error says that the step's results must not be used; Ok() tells
   // whether the next step may be tried.

@@ -151,10 +151,12 @@ void* Decoder::HiddenRows(void* base) const {
 float* Decoder::q() const { return q_ + int64_t{first_row_} * config_.num_heads * geometry_.k_dim; }
 
 ops::AttendState Decoder::state() const {
-  // By what the step asked for, not by the last call: a step that is replayed makes none.
-  ops::AttendState state = state_;
-  state.heads = with_heads_ ? &latent_heads_ : nullptr;
-  return state;
+  const int64_t first_head = int64_t{first_row_} * config_.num_heads;
+  return {.o = state_.o + first_head * geometry_.v_dim,
+          .m = state_.m + first_head,
+          .l = state_.l + first_head,
+          // By what the step asked for, not by the last call: a step that is replayed makes none.
+          .heads = with_heads_ ? &latent_heads_ : nullptr};
 }
 
 ops::ExpertChoice Decoder::Choice(int layer) const {

@@ -67,8 +67,9 @@ class Decoder {
   // SelectRows submit nothing; what the others submit takes no arrays from the host, so that it can
   // be recorded.
   void StartStep(int num_rows);
-  // From here on BeforeStagedAttention, AfterAttention and q() are of these rows only: those of a
-  // micro-batch, whose attention comes between. At first all rows of the step are selected.
+  // From here on BeforeStagedAttention, AfterAttention, q() and state() are of these rows only:
+  // those of a micro-batch, whose attention comes between. At first all rows of the step are
+  // selected.
   void SelectRows(int first_row, int num_rows);
   void EmbedStaged();  // All rows
   void BeforeStagedAttention(int layer);
@@ -122,8 +123,8 @@ class Decoder {
   int num_rows_ = 0;
   ChoiceHook choice_hook_;
 
-  // Activations, [max_rows, ...] each. x_, normed_ and q_ hold the rows of the whole step, where
-  // they outlive the call that makes them; the others begin with the first of the selected rows.
+  // Activations, [max_rows, ...] each. x_, normed_, q_ and state_ hold the rows of the whole step;
+  // the others go from one call to the next, and begin with the first of the selected rows.
   void* x_ = nullptr;         // hidden: the residual stream
   void* normed_ = nullptr;    // hidden: the norm of x_ that the next product takes
   void* q_proj_ = nullptr;    // heads * qk_head_dim; with first_proj as wide as that

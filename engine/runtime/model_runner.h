@@ -169,10 +169,9 @@ class ModelRunner {
   absl::Status RunLayers(Step& step, int64_t num_logits, const StepOptions& options);
   // The same for a decode step, as recorded where it can be.
   absl::Status RunDecodeLayers(Step& step, const StepOptions& options);
-  // Once the layer's keys and values of the part have been submitted.
-  void CommitLayer(const Step& step, const MicroBatch& part, int layer) const;
-  // Of the decoder's selected rows.
-  absl::Status Attend(int turn, const StepOptions& options);
+  // Of the decoder's selected rows, whose keys and values of the layer have been submitted.
+  void BeginTurn(const Step& step, int turn);
+  absl::Status EndTurn(int turn, const StepOptions& options);
   // One token for each sequence, each with logits.
   bool IsDecode(std::span<const StepSlice> slices) const;
   // What Ops::StageStep returns for the step.

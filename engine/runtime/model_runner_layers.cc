@@ -33,15 +33,18 @@ void ModelRunner::FillTargets(Step& step, int layer) const {
   }
 }
 
-void ModelRunner::CommitLayer(const Step& step, const MicroBatch& part, int layer) const {
+void ModelRunner::BeginTurn(const Step& step, int turn) {
+  const int num_parts = static_cast<int>(step.parts.size());
+  const MicroBatch& part = step.parts[static_cast<size_t>(turn % num_parts)];
   for (const int slice : part.slices) {
-    cache_->CommitLayer(step.plans[static_cast<size_t>(slice)], layer);
+    cache_->CommitLayer(step.plans[static_cast<size_t>(slice)], turn / num_parts);
   }
+  attention_->BeginTurn(turn, decoder_->q(), decoder_->state());
 }
 
-absl::Status ModelRunner::Attend(int turn, const StepOptions& options) {
-  return attention_->Attend(turn, decoder_->q(), decoder_->state(), decoder_->attention_out(),
-                            options.between);
+absl::Status ModelRunner::EndTurn(int turn, const StepOptions& options) {
+  return attention_->EndTurn(turn, decoder_->q(), decoder_->state(), decoder_->attention_out(),
+                             options.between);
 }
 
 absl::Status ModelRunner::RunLayers(Step& step, int64_t num_logits, const StepOptions& options) {
@@ -56,9 +59,8 @@ absl::Status ModelRunner::RunLayers(Step& step, int64_t num_logits, const StepOp
     FillTargets(step, layer);
     cache_->AwaitWorkspace(layer);
     decoder_->BeforeAttention(layer, step.positions, step.targets);
-    CommitLayer(step, step.parts.front(), layer);
-    attention_->PublishQuery(layer, decoder_->q());
-    RETURN_IF_ERROR(Attend(layer, options));
+    BeginTurn(step, layer);
+    RETURN_IF_ERROR(EndTurn(layer, options));
     decoder_->AfterAttention(layer);
   }
   if (num_logits > 0) {
@@ -82,13 +84,12 @@ absl::Status ModelRunner::RunDecodeLayers(Step& step, const StepOptions& options
           {.spilled = true, .rows = num_rows, .first_rows = step.parts.front().attention.num_rows}),
       num_turns + num_parts);
   // Attention and what waits for the CPU depends on the step; all that lies between is the same. A
-  // part's dense work from its attention to that of the next layer is followed by that attention
-  // only when the other part's has been submitted: meanwhile the CPU has a query.
+  // part's turn ends after the other's has begun: meanwhile the CPU has a query.
   for (int turn = 0; turn < num_turns + num_parts; ++turn) {
     const MicroBatch& part = step.parts[static_cast<size_t>(turn % num_parts)];
     const int layer = turn / num_parts;
     decoder_->SelectRows(part.attention.first_row, part.attention.num_rows);
-    if (layer > 0) RETURN_IF_ERROR(Attend(turn - num_parts, options));
+    if (layer > 0) RETURN_IF_ERROR(EndTurn(turn - num_parts, options));
     if (options.cancelled && layer < config_.num_layers && options.cancelled()) return GivenUp();
     recorded.Submit([&] {
       if (turn == 0) decoder_->EmbedStaged();
@@ -96,9 +97,7 @@ absl::Status ModelRunner::RunDecodeLayers(Step& step, const StepOptions& options
       if (layer < config_.num_layers) decoder_->BeforeStagedAttention(layer);
       if (turn + 1 == num_turns + num_parts) decoder_->AllLogits(logits_.largest_of_rows());
     });
-    if (layer == config_.num_layers) continue;
-    CommitLayer(step, part, layer);
-    attention_->PublishQuery(turn, decoder_->q());
+    if (layer < config_.num_layers) BeginTurn(step, turn);
   }
   return absl::OkStatus();
 }
@@ -162,7 +161,9 @@ absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const L
   const int64_t num_logits = static_cast<int64_t>(step.logit_rows.size());
   if (!all_logits && num_logits > 0) resident_decoder_->Logits(step.logit_rows, largest);
   DownloadLogits(step, 0, num_logits, *resident_decoder_, resident_logits_);
-  for (int layer = 0; layer < config_.num_layers; ++layer) CommitLayer(step, batch, layer);
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    for (const kvcache::WritePlan& plan : step.plans) cache_->CommitLayer(plan, layer);
+  }
   RETURN_IF_ERROR(ops_.device().compute().Record().Wait(absl::InfiniteDuration()));
   Finish(slices, step);
   EmitLogits(step, 0, num_logits, resident_logits_, sink);

@@ -115,15 +115,20 @@ absl::Status AttentionRig::RunTurns(const StepRequest& request,
                                     const std::vector<MicroBatch>& batches, StepOutput* output) {
   const int64_t heads = int64_t{max_rows_} * options_.num_heads;
   float* states = reinterpret_cast<float*>(states_.data());
-  const ops::AttendState state{
-      .o = states, .m = states + heads * v_dim(), .l = states + heads * (v_dim() + 1)};
+  const auto state_of = [&](const MicroBatch& batch) -> ops::AttendState {
+    const int64_t first_head = int64_t{batch.first_row} * options_.num_heads;
+    return {.o = states + first_head * v_dim(),
+            .m = states + heads * v_dim() + first_head,
+            .l = states + heads * (v_dim() + 1) + first_head};
+  };
   const int64_t row_floats = int64_t{options_.num_heads} * v_dim();
   const int num_batches = static_cast<int>(batches.size());
   const int num_turns = options_.cache.num_layers * num_batches;
   for (int turn = 0; turn < num_turns + num_batches; ++turn) {
     const MicroBatch& batch = batches[static_cast<size_t>(turn % num_batches)];
     if (const int attended = turn - num_batches; attended >= 0) {
-      RETURN_IF_ERROR(hybrid_->Attend(attended, QueryRows(batch), state, out_.data(), between_));
+      RETURN_IF_ERROR(
+          hybrid_->EndTurn(attended, QueryRows(batch), state_of(batch), out_.data(), between_));
       const int64_t first_row =
           int64_t{attended / num_batches} * output->num_rows + batch.first_row;
       float* to = output->out.data() + first_row * row_floats;
@@ -134,7 +139,7 @@ absl::Status AttentionRig::RunTurns(const StepRequest& request,
     if (turn == request.stop_before_turn) return absl::CancelledError("as the test asks");
     if (turn >= num_turns) continue;
     SubmitDense(request, plans, batch, turn / num_batches);
-    hybrid_->PublishQuery(turn, QueryRows(batch));
+    hybrid_->BeginTurn(turn, QueryRows(batch), state_of(batch));
   }
   return absl::OkStatus();
 }

@@ -257,7 +257,8 @@ TEST(MicroBatches, ACancelledStepLeavesNothing) {
   }
 }
 
-// The whole engine, two requests at a time, so that each decode step can be split.
+// The whole engine on the CPU device, two requests at a time, so that each decode step can be
+// split.
 TEST(MicroBatches, GreedyTextDoesNotDependOnThem) {
   const std::string model_dir = WRITESCOPE_DEPLOY_DIR "/demo-model";
   const std::string prose = testing::ReadText(model_dir + "/prose.txt");
@@ -271,7 +272,6 @@ TEST(MicroBatches, GreedyTextDoesNotDependOnThem) {
                              .cut = CutMode::kPlanned,
                              .micro_batching = batching,
                              .retention = false};
-    testing::UseTestDevice(options);
     const auto engine = Engine::Create(options, nullptr);
     ASSERT_TRUE(engine.ok()) << engine.status();
     ASSERT_TRUE((*engine)
