@@ -60,6 +60,7 @@ ResultRow RowOf(BenchRig& rig, const StepTiming& timing, const Point& point, std
   row.aggregate_tokens = rig.batch() * point.context;
   row.policy = std::move(policy);
   row.cut = cut;
+  row.micro_batches = timing.micro_batches;
   row.share = attended > 0 ? static_cast<double>(stats.cpu_bytes) / attended : 0;
   row.spilled_bytes = stats.spilled_bytes;
   row.resident = row.spilled_bytes < 2 * kGiB;
@@ -82,7 +83,7 @@ ResultRow RowOf(BenchRig& rig, const StepTiming& timing, const Point& point, std
 }  // namespace
 
 absl::StatusOr<std::vector<ResultRow>> RunThrottle(BenchRig& rig, const Point& point,
-                                                   const std::string& cut) {
+                                                   const std::string& cut, int micro_batches) {
   std::vector<ResultRow> rows;
   Throttle throttle;
   RETURN_IF_ERROR(rig.FillRegions());
@@ -95,9 +96,9 @@ absl::StatusOr<std::vector<ResultRow>> RunThrottle(BenchRig& rig, const Point& p
   roofline::Rates rates = rig.profile().rates;
   double share = roofline::BestShare(load, rates).share;
   const auto decode = [&](const std::string& name) -> absl::Status {
-    ASSIGN_OR_RETURN(
-        const StepTiming timing,
-        rig.Decode({.meet = cut == "meet", .cpu_share = share, .handoff = true}, false));
+    ASSIGN_OR_RETURN(const StepTiming timing,
+                     rig.Decode({.meet = cut == "meet", .cpu_share = share, .handoff = true}, false,
+                                /*may_replay=*/true, micro_batches));
     const double floor_s = roofline::BestShare(load, rates).step_seconds;
     rows.push_back(RowOf(rig, timing, point, name, cut, floor_s));
     rows.back().dense_ms = 1e3 * dense_s;

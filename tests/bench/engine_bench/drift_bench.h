@@ -13,7 +13,7 @@ namespace writescope::bench {
 // After some steps every CPU worker takes twice as long for each claim. Rows: before, and the steps
 // after, each with the floor by the rates that are in force then.
 absl::StatusOr<std::vector<ResultRow>> RunThrottle(BenchRig& rig, const Point& point,
-                                                   const std::string& cut);
+                                                   const std::string& cut, int micro_batches);
 
 // A chat of 512 tokens, all on the device, beside `batch` long sequences. Rows: the chat alone and
 // the long ones alone, then both at once; of the chat, step_ms is the time of one of its tokens,

@@ -95,10 +95,10 @@ absl::StatusOr<std::vector<ResultRow>> RunSteps(BenchRig& rig, const std::string
   }
   std::vector<ResultRow> all;
   for (const Point& point : points) {
-    absl::StatusOr<std::vector<ResultRow>> rows = benchmark == "throttle"
-                                                      ? RunThrottle(rig, point, options.cuts[0])
-                                                  : benchmark == "chat" ? RunChat(rig, point)
-                                                                        : RunRetention(rig, point);
+    absl::StatusOr<std::vector<ResultRow>> rows =
+        benchmark == "throttle" ? RunThrottle(rig, point, options.cuts[0], options.micro_batches[0])
+        : benchmark == "chat"   ? RunChat(rig, point)
+                                : RunRetention(rig, point);
     RETURN_IF_ERROR(rows.status());
     all.insert(all.end(), rows->begin(), rows->end());
   }
@@ -136,7 +136,8 @@ absl::Status RunWithBudget(const Flags& flags, const std::string& benchmark, dou
     for (const Point& point : points) {
       const std::string path =
           absl::StrCat(flags.svg, "-", point.batch, "x", point.context, ".svg");
-      ASSIGN_OR_RETURN(const std::string text, WriteTimeline(*rig, point, path));
+      ASSIGN_OR_RETURN(const std::string text,
+                       WriteTimeline(*rig, point, flags.decode.micro_batches[0], path));
       std::printf("%s", text.c_str());
     }
     return absl::OkStatus();
@@ -185,11 +186,15 @@ int Main(int argc, char** argv) {
       app.add_subcommand("throttle", "Workers that become half as fast in mid-run");
   AddCommon(throttle, flags);
   throttle->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
+  throttle->add_option("--micro-batches", flags.decode.micro_batches[0])
+      ->check(CLI::IsMember({1, 2}));
   AddCommon(app.add_subcommand("retention", "All sequences of a point but the last leave"), flags);
   AddCommon(app.add_subcommand("chat", "A short sequence on the device beside a point's batch"),
             flags);
   CLI::App* timeline = app.add_subcommand("timeline", "A picture of a step");
   AddCommon(timeline, flags);
+  timeline->add_option("--micro-batches", flags.decode.micro_batches[0])
+      ->check(CLI::IsMember({1, 2}));
   timeline->add_option("--svg", flags.svg, "Files are named by it and the point");
   CLI11_PARSE(app, argc, argv);
   std::string command = "writescope-bench";

@@ -53,12 +53,15 @@ Window MiddleOf(const attention::StepTrace& trace, int num_layers) {
   return window;
 }
 
+// Of spans that overlap, as those of two turns may, each moment counts once.
 double BusySeconds(const attention::StepTrace& trace, Activity activity, const Window& window) {
   double busy_s = 0;
+  double until_s = window.start_s;
   for (const TraceSpan& span : trace) {
     if (span.activity != activity) continue;
-    busy_s +=
-        std::max(0.0, std::min(span.end_s, window.end_s) - std::max(span.start_s, window.start_s));
+    const double end_s = std::min(span.end_s, window.end_s);
+    busy_s += std::max(0.0, end_s - std::max(span.start_s, until_s));
+    until_s = std::max(until_s, end_s);
   }
   return busy_s;
 }
@@ -95,7 +98,7 @@ std::string Svg(const attention::StepTrace& trace, const Window& window, const s
 
 }  // namespace
 
-absl::StatusOr<std::string> WriteTimeline(BenchRig& rig, const Point& point,
+absl::StatusOr<std::string> WriteTimeline(BenchRig& rig, const Point& point, int micro_batches,
                                           const std::string& path) {
   RETURN_IF_ERROR(rig.FillRegions());
   ASSIGN_OR_RETURN(const double dense_s, MeasureDense(rig, point.batch));
@@ -106,15 +109,17 @@ absl::StatusOr<std::string> WriteTimeline(BenchRig& rig, const Point& point,
   StepTiming timing;
   for (int i = 0; i < kSteps; ++i) {
     ASSIGN_OR_RETURN(timing,
-                     rig.Decode({.meet = true, .cpu_share = best.share, .handoff = true}, false));
+                     rig.Decode({.meet = true, .cpu_share = best.share, .handoff = true}, false,
+                                /*may_replay=*/true, micro_batches));
   }
   const attention::StepTrace trace = rig.Trace();
   rig.RemoveAll();
   const Window window = MiddleOf(trace, rig.config().num_layers);
   if (window.length() <= 0) return absl::InternalError("the step left no trace");
   const std::string title =
-      absl::StrFormat("%s, %d x %d tokens: %d layers of a step of %.1f ms (floor %.1f ms)",
-                      rig.config().architecture, point.batch, point.context, kLayersShown,
+      absl::StrFormat("%s, %d x %d tokens%s: %d layers of a step of %.1f ms (floor %.1f ms)",
+                      rig.config().architecture, point.batch, point.context,
+                      timing.micro_batches == 2 ? " in two micro-batches" : "", kLayersShown,
                       1e3 * timing.step_s, 1e3 * best.step_seconds);
   std::ofstream out(path);
   out << Svg(trace, window, title);

@@ -9,9 +9,9 @@
 
 namespace writescope::bench {
 
-// Runs some steps of the point with `meet` and writes the middle layers of the last one as an SVG;
-// returns the text that names what each party's idle time was.
-absl::StatusOr<std::string> WriteTimeline(BenchRig& rig, const Point& point,
+// Runs some steps of the point with `meet`, in one or two micro-batches, and writes the middle
+// layers of the last one as an SVG; returns the text that names what each party's idle time was.
+absl::StatusOr<std::string> WriteTimeline(BenchRig& rig, const Point& point, int micro_batches,
                                           const std::string& path);
 
 }  // namespace writescope::bench
