@@ -16,8 +16,8 @@ constexpr int64_t kWarmUpTokens = 8192;
 double AttentionFlop(const model::ModelConfig& config, const Point& point) {
   const double context = static_cast<double>(point.context);
   const double seen = context * (context + 1) / 2;
-  return 2.0 * (config.qk_head_dim() + config.o_head_dim()) * config.num_heads * config.num_layers * seen *
-         point.batch;
+  return 2.0 * (config.qk_head_dim() + config.o_head_dim()) * config.num_heads * config.num_layers *
+         seen * point.batch;
 }
 
 }  // namespace

@@ -209,26 +209,24 @@ TEST(TilePlanner, EveryReaderGoesThroughItsSpansInOrder) {
     for (int repeat = 0; repeat < 20; ++repeat) {
       const Call call = RandomCall(2, 4, 200, rng);
       std::map<int, std::vector<const std::byte*>> got, want;  // By first row
-      planner.Plan(call.args, {.min_rows = 50, .max_rows = 150},
-                   {.tile_rows = 128,
-                    .max_array_bytes = max_bytes,
-                    .max_blocks = 1 << 20,
-                    .group = 4},
-                   [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
-                     ASSERT_EQ(static_cast<int64_t>(arrays.size()), TileArrayBytes(sizes));
-                     ASSERT_LE(static_cast<int64_t>(arrays.size()), max_bytes);
-                     const kernels::TileArrays at = FindTileArrays(arrays.data(), sizes);
-                     int tiles = 0;
-                     for (int r = 0; r < sizes.num_readers; ++r) {
-                       const TileReader& reader = at.readers[r];
-                       EXPECT_EQ(reader.first_tile, tiles);
-                       tiles += static_cast<int>(CeilDiv(reader.num_rows * 4, 128));
-                       for (int s = 0; s < reader.num_spans; ++s) {
-                         got[reader.first_row].push_back(at.spans[reader.first_span + s].base);
-                       }
-                     }
-                     EXPECT_EQ(tiles, sizes.num_tiles);
-                   });
+      planner.Plan(
+          call.args, {.min_rows = 50, .max_rows = 150},
+          {.tile_rows = 128, .max_array_bytes = max_bytes, .max_blocks = 1 << 20, .group = 4},
+          [&](const TileSizes& sizes, std::span<const std::byte> arrays) {
+            ASSERT_EQ(static_cast<int64_t>(arrays.size()), TileArrayBytes(sizes));
+            ASSERT_LE(static_cast<int64_t>(arrays.size()), max_bytes);
+            const kernels::TileArrays at = FindTileArrays(arrays.data(), sizes);
+            int tiles = 0;
+            for (int r = 0; r < sizes.num_readers; ++r) {
+              const TileReader& reader = at.readers[r];
+              EXPECT_EQ(reader.first_tile, tiles);
+              tiles += static_cast<int>(CeilDiv(reader.num_rows * 4, 128));
+              for (int s = 0; s < reader.num_spans; ++s) {
+                got[reader.first_row].push_back(at.spans[reader.first_span + s].base);
+              }
+            }
+            EXPECT_EQ(tiles, sizes.num_tiles);
+          });
       for (const AttendSpan& span : call.spans) {
         if (span.num_tokens == 0) continue;
         for (int i = 0; i < span.num_readers; ++i) {
