@@ -239,6 +239,7 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   const int batch_size = static_cast<int>(requests.size());
   stats.micro_batches = result->micro_batches;
   ReportStep(StepKind::kDecode, 0, result->attention, step_s, batch_size, stats);
+  model_.LearnStep(batch_size, result->micro_batches, stats.predicted_step_seconds, step_s);
   if (result->micro_batches == 1) {
     model_.LearnDense(batch_size, result->attention.dense_s);
   } else {

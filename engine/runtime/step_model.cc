@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace writescope::runtime {
 namespace {
@@ -16,6 +17,12 @@ constexpr int kSettledSteps = 8;
 // Less is within the error of the prediction. On an H200 two micro-batches took 3 to 15 % less than
 // the whole batch where 2 to 6 % less were predicted (README.md has the figures).
 constexpr double kLeastGain = 0.02;
+
+// Of steps of a kind that say nothing of it, and then of those before what they say is acted on.
+constexpr int kStepsThatRecord = 3;
+constexpr int kStepsToJudge = 5;
+// By which a kind of step that is not taken comes nearer to the other with each step of that.
+constexpr double kForgetting = 0.003;
 
 int BucketOf(int batch_size) {
   return std::bit_width(static_cast<uint32_t>(std::max(batch_size, 1)) - 1);
@@ -34,6 +41,37 @@ void StepModel::LearnDense(int batch_size, double seconds) {
     at->seconds += kSmoothing * (seconds - at->seconds);
     ++at->num_steps;
   }
+}
+
+bool StepModel::Behind::known() const { return num_steps >= kStepsThatRecord + kStepsToJudge; }
+
+void StepModel::Behind::Learn(double value) {
+  ++num_steps;
+  if (num_steps <= kStepsThatRecord) return;
+  ratio += (num_steps == kStepsThatRecord + 1 ? 1 : kSmoothing) * (value - ratio);
+}
+
+void StepModel::LearnStep(int batch_size, int micro_batches, double predicted_seconds,
+                          double seconds) {
+  if (predicted_seconds <= 0 || seconds <= 0) return;
+  const int bucket = BucketOf(batch_size);
+  auto at = std::find_if(behind_.begin(), behind_.end(),
+                         [&](const BehindOf& behind) { return behind.bucket == bucket; });
+  if (at == behind_.end()) at = behind_.insert(at, {.bucket = bucket});
+  Behind& taken = micro_batches == 1 ? at->whole : at->two;
+  Behind& other = micro_batches == 1 ? at->two : at->whole;
+  taken.Learn(seconds / predicted_seconds);
+  if (taken.known() && other.known()) other.ratio += kForgetting * (taken.ratio - other.ratio);
+}
+
+double StepModel::TwoBehindWhole(int batch_size) const {
+  const int bucket = BucketOf(batch_size);
+  for (const BehindOf& behind : behind_) {
+    if (behind.bucket != bucket || !behind.two.known()) continue;
+    if (!behind.whole.known()) return std::numeric_limits<double>::infinity();
+    return behind.two.ratio / behind.whole.ratio;
+  }
+  return 1;
 }
 
 void StepModel::LearnDeviceAttention(int64_t bytes, double seconds) {
@@ -104,7 +142,8 @@ StepModel::TwoParts StepModel::PlanTwoParts(const std::array<Part, 2>& parts, co
         two.seconds, roofline::PredictStep(LoadOf(part.bytes, part_dense), rates_, best.share));
   }
   const double whole_seconds = PredictSeconds(whole.batch_size, whole.bytes, whole_share);
-  two.pays = known->num_steps >= kSettledSteps && two.seconds < (1 - kLeastGain) * whole_seconds;
+  two.pays = known->num_steps >= kSettledSteps &&
+             two.seconds * TwoBehindWhole(whole.batch_size) < (1 - kLeastGain) * whole_seconds;
   return two;
 }
 

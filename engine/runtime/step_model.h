@@ -29,10 +29,17 @@ class StepModel {
   // Bytes that the device attended to in `seconds`, wherever they came from.
   void LearnDeviceAttention(int64_t bytes, double seconds);
 
+  // What a decode step over spilled KV took, in one or two micro-batches, and what had been
+  // predicted for it. How far steps of either kind are behind their prediction is learnt for each
+  // range of batch sizes.
+  void LearnStep(int batch_size, int micro_batches, double predicted_seconds, double seconds);
+
   // D of a batch: as measured at the nearest size, smaller ones first; 0 before any.
   double DenseSeconds(int batch_size) const;
   double PredictSeconds(int batch_size, const StepBytes& bytes, double cpu_share) const;
-  // A step in two micro-batches, beside the same in one with `whole_share`.
+  // A step in two micro-batches, beside the same in one with `whole_share`. Steps in two that turn
+  // out slower than those of the whole batch pay no longer; after some hundred steps they are tried
+  // again.
   struct Part {
     int batch_size = 0;
     StepBytes bytes;
@@ -54,7 +61,21 @@ class StepModel {
     double seconds = 0;
     int num_steps = 0;  // That it was learnt from
   };
+  // Of steps of one kind: what they took in units of what was predicted.
+  struct Behind {
+    double ratio = 1;
+    int num_steps = 0;
+    bool known() const;
+    void Learn(double value);
+  };
+  struct BehindOf {
+    int bucket = 0;
+    Behind whole, two;
+  };
   const Dense* FindDense(int batch_size) const;
+  // How much further steps in two are behind their prediction than those of the whole batch;
+  // without bound where only those in two are known, so that the others come to be.
+  double TwoBehindWhole(int batch_size) const;
   roofline::StepLoad LoadOf(const StepBytes& bytes, double dense_seconds) const;
   double AheadFraction(double dense_seconds) const;
   double ResidentSeconds(int64_t bytes) const;
@@ -63,6 +84,7 @@ class StepModel {
   roofline::Rates rates_;  // `device` is learnt
   bool device_measured_ = false;
   std::vector<Dense> dense_;  // Ascending
+  std::vector<BehindOf> behind_;
 };
 
 }  // namespace writescope::runtime

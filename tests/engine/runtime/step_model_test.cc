@@ -180,6 +180,42 @@ TEST(StepModel, TwoPartsWaitForStepsOfTheWholeBatch) {
   EXPECT_TRUE(Plan(model, {half, half}).pays);
 }
 
+// Both kinds of step may be behind their prediction: it is which is more so that counts.
+TEST(StepModel, TwoPartsThatTurnOutSlowerAreGivenUpAndTriedAgain) {
+  StepModel model = Known({{8, 0.016}, {16, 0.020}});
+  const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 300'000'000}};
+  ASSERT_TRUE(Plan(model, {half, half}).pays);
+  const auto learn = [&](int micro_batches, double behind) {
+    model.LearnStep(16, micro_batches, 0.040, behind * 0.040);
+  };
+  for (int step = 0; step < 20; ++step) learn(1, 1.3);
+  // The first are slow, since they are recorded, and say nothing.
+  for (int step = 0; step < 3; ++step) learn(2, 5);
+  for (int step = 0; step < 20; ++step) learn(2, 1.3);
+  EXPECT_TRUE(Plan(model, {half, half}).pays);
+  for (int step = 0; step < 20; ++step) learn(2, 2.2);
+  EXPECT_FALSE(Plan(model, {half, half}).pays);
+  // Of another range of batch sizes nothing is known.
+  const StepModel::Part quarter = {.batch_size = 4, .bytes = {.spilled = 300'000'000}};
+  model.LearnDense(4, 0.015);
+  EXPECT_TRUE(Plan(model, {quarter, quarter}).pays);
+  int steps = 0;
+  for (; steps < 1000 && !Plan(model, {half, half}).pays; ++steps) learn(1, 1.3);
+  EXPECT_GT(steps, 100);
+  EXPECT_LT(steps, 1000);
+  for (int step = 0; step < 10; ++step) learn(2, 2.2);
+  EXPECT_FALSE(Plan(model, {half, half}).pays);
+}
+
+TEST(StepModel, StepsOfTheWholeBatchAreTriedBesideThoseInTwo) {
+  StepModel model = Known({{8, 0.016}, {16, 0.020}});
+  const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 300'000'000}};
+  for (int step = 0; step < 8; ++step) model.LearnStep(16, 2, 0.040, 0.040);
+  EXPECT_FALSE(Plan(model, {half, half}).pays);
+  for (int step = 0; step < 8; ++step) model.LearnStep(16, 1, 0.040, 0.044);
+  EXPECT_TRUE(Plan(model, {half, half}).pays);
+}
+
 TEST(StepModel, ATableBeforeAnyStepIsThatOfNoDenseTime) {
   const StepModel model(Options());
   const roofline::ShareTable table = model.Table(0, 0);
