@@ -37,12 +37,14 @@ int RunWithFewDescriptors() {
   return 0;
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // They need more addresses.
 int RunWithFewAddresses() {
   const rlimit addresses = {rlim_t{1} << 40, rlim_t{1} << 40};
   setrlimit(RLIMIT_AS, &addresses);
   PrepareProcess();
   return 0;
 }
+#endif
 
 void ThrowPrepared() {
   PrepareProcess();
@@ -74,10 +76,12 @@ TEST(ProcessDeathTest, AHardLimitThatIsSmallIsSaid) {
               "few descriptors.*limit=100");
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(ProcessDeathTest, ALimitOfAddressesIsSaid) {
   EXPECT_EXIT(std::_Exit(RunWithFewAddresses()), testing::ExitedWithCode(0),
               "addresses are limited.*limit_bytes=1099511627776");
 }
+#endif
 
 TEST(ProcessDeathTest, AnExceptionIsLoggedBeforeItEndsTheProcess) {
   EXPECT_EXIT(ThrowPrepared(), testing::KilledBySignal(SIGABRT), "error=\"out of luck\"");
