@@ -136,9 +136,10 @@ cudaError_t LaunchSmallProductPlain(cudaStream_t stream, const SmallProductArgs&
 }
 
 cudaError_t LaunchSmallProduct(cudaStream_t stream, const SmallProductArgs& args) {
-  // A smaller matrix is few bytes for each multiprocessor, and the ring takes all shared memory:
-  // the kernel that begins beside it has little of the first cache. Behind the shared experts of
-  // DeepSeek-V2-Lite, 2048 x 2816, the other experts in bf16 took a third longer on an H200.
+  // Of the sizes that were measured, those where it is the faster. Behind the shared experts of
+  // DeepSeek-V2-Lite, 2048 x 2816, all experts in bf16 took a third longer on an H200 with it:
+  // presumably since it takes all shared memory, so that the kernel that begins beside it has
+  // little of the first cache.
   constexpr int64_t kRingValues = int64_t{1} << 23;
   return int64_t{args.rows} * args.cols >= kRingValues && RunsSmallProductRing(args)
              ? LaunchSmallProductRing(stream, args)
