@@ -13,6 +13,7 @@
 #include "engine/base/check.h"
 #include "engine/base/units.h"
 #include "engine/kernels/attention_partial.h"
+#include "tests/support/gpu.h"
 
 namespace writescope::ops {
 namespace {
@@ -167,9 +168,11 @@ Scene RandomScene(const SceneShape& shape, std::mt19937_64& rng) {
   for (int s = 0; s < shape.num_sequences; ++s) {
     const bool shares = shared > 0 && rng() % 2 == 0;
     if (shares) sharers.push_back(s);
-    const int64_t own = 1 + static_cast<int64_t>(rng() % (shape.max_tokens - shared));
+    const int64_t most = shape.max_tokens - shared;
+    const int64_t own = shape.all_as_large ? most : 1 + static_cast<int64_t>(rng() % most);
     const int64_t first = shares ? shared : 0;
-    const int num_rows = 1 + static_cast<int>(rng() % std::min<int64_t>(own, shape.max_rows));
+    const int most_rows = static_cast<int>(std::min<int64_t>(own, shape.max_rows));
+    const int num_rows = shape.all_as_large ? most_rows : 1 + static_cast<int>(rng() % most_rows);
     scene.rows.push_back({.first_row = scene.num_rows,
                           .num_rows = num_rows,
                           .first_position = first + own - num_rows});
@@ -224,11 +227,13 @@ std::unique_ptr<CudaAttend> CudaAttendRig::MakeAttend(int num_heads, int head_di
   return *std::move(attend);
 }
 
-device::Buffer CudaAttendRig::Upload(const void* from, int64_t size_bytes) {
-  device::Buffer buffer = *device_->AllocateDevice(std::max<int64_t>(size_bytes, 64), "test");
-  CHECK(cudaMemcpy(buffer.data(), from, static_cast<size_t>(size_bytes), cudaMemcpyDefault) ==
+Uploaded CudaAttendRig::Upload(const void* from, int64_t size_bytes) {
+  const int64_t taken = std::max<int64_t>(size_bytes, 64);
+  Uploaded to = {.before = testing::BytesBefore(taken)};
+  to.buffer = *device_->AllocateDevice(to.before + taken, "test");
+  CHECK(cudaMemcpy(to.data(), from, static_cast<size_t>(size_bytes), cudaMemcpyDefault) ==
         cudaSuccess);
-  return buffer;
+  return to;
 }
 
 std::vector<float> CudaAttendRig::Download(const std::byte* from, int64_t count) {
@@ -258,7 +263,7 @@ void CudaAttendRig::Load(const Scene& scene) {
   std::memcpy(mapped_.data(), bytes[1].data(), bytes[1].size());
   blocks_.clear();
   for (size_t i = 0; i < offsets.size(); ++i) {
-    blocks_.push_back((scene.spans[i].mapped ? mapped_ : resident_).data() + offsets[i]);
+    blocks_.push_back((scene.spans[i].mapped ? mapped_.data() : resident_.data()) + offsets[i]);
   }
 }
 
@@ -279,13 +284,13 @@ std::vector<float> CudaAttendRig::Run(const Scene& scene,
   const int64_t states = int64_t{scene.num_rows} * scene.num_heads;
   const int v_dim = scene.kv.v_dim;
   CudaAttend& attend = AttendFor(scene, force_simt);
-  const device::Buffer q = Upload(scene.q.data(), states * scene.kv.k_dim * 4);
+  const Uploaded q = Upload(scene.q.data(), states * scene.kv.k_dim * 4);
   // What nobody wrote must not pass: everything begins as NaN.
   const std::vector<float> poison(static_cast<size_t>(states * v_dim), std::nanf(""));
-  const device::Buffer o = Upload(poison.data(), states * v_dim * 4);
-  const device::Buffer m = Upload(poison.data(), states * 4);
-  const device::Buffer l = Upload(poison.data(), states * 4);
-  const device::Buffer out = Upload(poison.data(), states * v_dim * 4);
+  const Uploaded o = Upload(poison.data(), states * v_dim * 4);
+  const Uploaded m = Upload(poison.data(), states * 4);
+  const Uploaded l = Upload(poison.data(), states * 4);
+  const Uploaded out = Upload(poison.data(), states * v_dim * 4);
   const AttendState state = {reinterpret_cast<float*>(o.data()), reinterpret_cast<float*>(m.data()),
                              reinterpret_cast<float*>(l.data())};
   attend.Reset(scene.num_rows, scene.num_heads, state);

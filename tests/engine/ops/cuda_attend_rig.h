@@ -23,6 +23,7 @@ struct SceneShape {
   int max_rows = 1;  // Of a sequence: its last tokens, or fewer.
   double score_sigma = 1;
   bool one_block_spans = false;
+  bool all_as_large = false;  // Every sequence has as many tokens and rows as it may.
 };
 
 struct SceneSpan {
@@ -64,6 +65,13 @@ std::string FaultInScene(const Scene& scene, const SceneAnswer& answer,
                          const std::vector<float>& out, const Bound& bound);
 double RmsError(const SceneAnswer& answer, const std::vector<float>& out);
 
+// Memory on the device, from `before` on.
+struct Uploaded {
+  device::Buffer buffer;
+  int64_t before = 0;
+  std::byte* data() const { return buffer.data() + before; }
+};
+
 class CudaAttendRig {
  public:
   // Needs a GPU.
@@ -79,14 +87,14 @@ class CudaAttendRig {
                          bool force_simt);
   std::vector<float> RunAtOnce(const Scene& scene, bool force_simt);
 
-  device::Buffer Upload(const void* from, int64_t size_bytes);
+  Uploaded Upload(const void* from, int64_t size_bytes);
   std::vector<float> Download(const std::byte* from, int64_t count);
 
  private:
   CudaAttend& AttendFor(const Scene& scene, bool force_simt);
 
   std::unique_ptr<device::CudaDevice> device_;
-  device::Buffer resident_;
+  Uploaded resident_;
   device::Buffer mapped_;
   std::vector<const std::byte*> blocks_;  // Of each span
   std::unique_ptr<CudaAttend> attend_;    // Of the last run, and what it was made for:

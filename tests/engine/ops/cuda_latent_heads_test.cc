@@ -247,16 +247,22 @@ class CudaLatentHeadsTest : public ::testing::Test {
 
 TEST_F(CudaLatentHeadsTest, MatchesAttentionToLatentsForAnyCut) {
   for (const float sigma : {0.3f, 2.0f}) {
-    const LatentProblem problem(16, {{700, 300}, {333, 333}, {64, 1}}, sigma, TestSeed());
+    if (testing::LeftOut(sigma < 1)) continue;
+    const std::vector<Sequence> small = {{200, 100}, {64, 1}};
+    const std::vector<Sequence> all = {{700, 300}, {333, 333}, {64, 1}};
+    const LatentProblem problem(16, testing::SmallSizes() ? small : all, sigma, TestSeed());
     OpsRig cpu(4, problem.limits());
     const std::vector<float> want = problem.Run(cpu, false, {});
     CudaRig cuda(problem.limits(), {.compute = ComputeType::kBf16});
-    Check(problem.Run(cuda, false, {}), want);
+    if (!testing::SmallSizes()) Check(problem.Run(cuda, false, {}), want);
     const std::vector<float> whole = problem.Run(cuda, true, {});
     Check(whole, want);
-    EXPECT_EQ(problem.Run(cuda, true, {}), whole) << "differs between runs";
+    if (!testing::SmallSizes()) {
+      EXPECT_EQ(problem.Run(cuda, true, {}), whole) << "differs between runs";
+    }
     for (const LatentProblem::Cut& cut :
          {LatentProblem::Cut{1}, {3, 1}, {2, 4}, {1000, 1000, 7}, {2, 3, 2}}) {
+      if (testing::LeftOut(cut.num_readers == 2)) continue;
       const std::vector<float> got = problem.Run(cuda, true, cut);
       Check(got, want);
       EXPECT_LE(Rms(Difference(got, whole)), kRmsBound * Rms(want));

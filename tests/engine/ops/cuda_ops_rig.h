@@ -15,6 +15,7 @@
 #include "engine/base/check.h"
 #include "engine/ops/cuda/cuda_ops.h"
 #include "tests/engine/ops/ops_rig.h"
+#include "tests/support/gpu.h"
 
 namespace writescope::ops {
 
@@ -33,10 +34,11 @@ class CudaRig {
   device::CudaDevice& device() { return *device_; }
 
   std::byte* Allocate(int64_t size_bytes) {
-    auto buffer = device_->AllocateDevice(size_bytes, "test");
+    const int64_t before = testing::BytesBefore(size_bytes);
+    auto buffer = device_->AllocateDevice(before + size_bytes, "test");
     CHECK(buffer.ok()) << buffer.status();
     buffers_.push_back(*std::move(buffer));
-    return buffers_.back().data();
+    return buffers_.back().data() + before;
   }
   float* Floats(int64_t count) { return reinterpret_cast<float*>(Allocate(count * 4)); }
   std::byte* HostMemory(int64_t size_bytes) {

@@ -229,7 +229,12 @@ class CudaStagedTest : public ::testing::TestWithParam<ComputeType> {
 
 TEST_P(CudaStagedTest, AttentionIsThatOfThePlainCallsInEveryLayer) {
   for (const Shape& shape : kShapes) {
-    for (const auto& [sequences, blocks] : {std::pair{1, 1}, {1, 150}, {3, 12}, {20, 9}}) {
+    for (const auto& [sequences, blocks] : {std::pair{1, 1}, {2, 3}, {1, 150}, {3, 12}, {20, 9}}) {
+      // Each kernel once; in bf16 also a plan that does not fit into shared memory.
+      const bool is_small = GetParam() == ComputeType::kBf16
+                                ? sequences == 2 || (sequences == 20 && shape.k_dim == 64)
+                                : sequences == 2 && shape.k_dim == 64;
+      if (testing::LeftOut(is_small && shape.group < 40)) continue;
       SCOPED_TRACE(std::to_string(shape.k_dim) + "/" + std::to_string(shape.v_dim) + " x " +
                    std::to_string(shape.group) + ", " + std::to_string(sequences) +
                    " sequences of up to " + std::to_string(blocks));
@@ -240,6 +245,8 @@ TEST_P(CudaStagedTest, AttentionIsThatOfThePlainCallsInEveryLayer) {
       scene.AttendStaged(cpu, on_cpu);
       const std::vector<float> want = scene.Result(cpu, on_cpu);
       for (const bool force_simt : {false, true}) {
+        // The plain kernel is the same for all shapes.
+        if (testing::LeftOut(!force_simt || shape.group == 3)) continue;
         CudaRig cuda(kLimits, {.compute = GetParam(), .force_simt = force_simt});
         const auto on_gpu = scene.Load(cuda);
         scene.AttendPlain(cuda, on_gpu);
@@ -259,6 +266,7 @@ TEST_P(CudaStagedTest, AttentionIsThatOfThePlainCallsInEveryLayer) {
 
 TEST_P(CudaStagedTest, WhatWasRecordedServesAnotherStep) {
   for (const Shape& shape : kShapes) {
+    if (testing::LeftOut(shape.k_dim <= 64 && GetParam() == ComputeType::kBf16)) continue;
     const Scene first(shape, 5, 20, rng_);
     const Scene second(shape, 5, 90, rng_);  // More than fits into a launch's parameters
     CudaRig cuda(kLimits, {.compute = GetParam()});
