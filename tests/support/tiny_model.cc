@@ -13,7 +13,9 @@ namespace writescope::testing {
 absl::StatusOr<std::unique_ptr<TinyModel>> TinyModel::Load(const TinyModelOptions& options) {
   auto tiny = std::make_unique<TinyModel>();
   ASSIGN_OR_RETURN(tiny->config, model::ReadModelConfig(options.dir));
-  ASSIGN_OR_RETURN(model::ModelWeights weights, model::LoadWeights(options.dir, tiny->config));
+  ASSIGN_OR_RETURN(model::ModelWeights weights,
+                   options.dummy ? model::DummyWeights(tiny->config)
+                                 : model::LoadWeights(options.dir, tiny->config));
   runtime::EngineOptions engine{.vram_budget_bytes = 4 * kGiB,
                                 .device_threads = options.device_threads,
                                 .link_bytes_per_s = options.link_bytes_per_s};

@@ -19,6 +19,7 @@ namespace writescope::testing {
 
 struct TinyModelOptions {
   std::string dir;
+  bool dummy = false;  // A folder with a config only: random weights
   KvDtype kv_dtype = KvDtype::kF32;
   ops::WeightFormat experts = ops::WeightFormat::kSource;
   int prefill_chunk = 2048;

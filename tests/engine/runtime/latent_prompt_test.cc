@@ -1,6 +1,6 @@
 // Prompts of a small model with the heads of DeepSeek-V2-Lite: long chunks attend to keys and
-// values of heads, short ones to the latents. Only on a GPU that computes in bf16 is there a
-// difference.
+// values of heads, short ones and decode steps to the latents. Only on a GPU that computes in bf16
+// is there a difference.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "engine/runtime/engine.h"
+#include "engine/runtime/model_runner.h"
 #include "tests/support/collect_sink.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_device.h"
+#include "tests/support/tiny_model.h"
 
 namespace writescope::runtime {
 namespace {
@@ -83,6 +85,79 @@ TEST(LatentPromptTest, LongChunksGiveWhatShortOnesDo) {
               mean_square, RmsDifference(latents, also_latents), RmsDifference(latents, heads));
   EXPECT_GT(mean_square, 1);
   EXPECT_LE(RmsDifference(latents, heads), 0.01 * mean_square);
+}
+
+std::vector<TokenId> Tokens(int first, int count) {
+  std::vector<TokenId> tokens;
+  for (int i = 0; i < count; ++i) tokens.push_back((first + 7919 * i) % 997);
+  return tokens;
+}
+
+using Logits = std::vector<float>;
+
+// One sequence steps until its steps are recorded, another one's prompt is read by heads, and the
+// first steps on: logits of its steps, with spilled KV or all on the device.
+std::vector<Logits> StepsAroundAPrompt(const std::string& dir, bool resident, int max_recordings,
+                                       int64_t* replayed) {
+  std::vector<Logits> steps;
+  auto tiny = testing::TinyModel::Load({.dir = dir,
+                                        .dummy = true,
+                                        .kv_dtype = KvDtype::kBf16,
+                                        .blocks = {resident ? 32 : 0, 0, resident ? 0 : 32, 0},
+                                        .ring_bytes = 1 << 20,
+                                        .prefix_cache = false,
+                                        .max_recordings = max_recordings});
+  EXPECT_TRUE(tiny.ok()) << tiny.status();
+  if (!tiny.ok()) return steps;
+  ModelRunner& runner = *(*tiny)->runner;
+  testing::Driver stepping(**tiny, 8), reading(**tiny, 8);
+  EXPECT_TRUE(stepping.Feed(Tokens(5, 300), 300, false, {}).ok());
+  for (int step = 0; step < 6; ++step) {
+    if (step == 4) {
+      EXPECT_TRUE(reading.Feed(Tokens(11, 310), 310, false, {}).ok());
+    }
+    const std::vector<TokenId> next = {3 + step};
+    const std::vector<StepSlice> slices = {{.slot = stepping.slot(), .tokens = next}};
+    Logits& logits = steps.emplace_back();
+    const auto sink = [&](int, int64_t, const RowLogits& row) {
+      logits.assign(row.all.begin(), row.all.end());
+    };
+    int full_slice = -1;
+    const absl::Status status =
+        resident
+            ? runner.RunResident(slices, sink, &full_slice)
+            : runner.Run(slices, {.share = {.cpu_share = 0.5, .handoff = true}}, sink, &full_slice)
+                  .status();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  *replayed = runner.recording_counts().replayed_steps;
+  EXPECT_EQ(runner.recording_counts().failures, 0);
+  return steps;
+}
+
+TEST(LatentPromptTest, ReplayedStepsAttendToLatentsAfterAPromptByHeads) {
+  const testing_support::TempDir dir;
+  std::ofstream(dir.File("config.json")) << kConfig;
+  for (const bool resident : {false, true}) {
+    SCOPED_TRACE(resident ? "resident" : "spilled");
+    int64_t none = 0, replayed = 0;
+    const std::vector<Logits> want = StepsAroundAPrompt(dir.path(), resident, 0, &none);
+    const std::vector<Logits> got = StepsAroundAPrompt(dir.path(), resident, 8, &replayed);
+    EXPECT_EQ(none, 0);
+    // All but the first, which goes call by call.
+    EXPECT_EQ(replayed, testing::OnCuda() ? 5 : 0);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t step = 0; step < want.size(); ++step) {
+      ASSERT_FALSE(want[step].empty());
+      ASSERT_EQ(got[step].size(), want[step].size());
+      const double rms = RmsDifference(want[step], Logits(want[step].size(), 0));
+      const double difference = RmsDifference(got[step], want[step]);
+      std::printf("step %zu: rms of logits %.3g, of differences %.3g\n", step, rms, difference);
+      EXPECT_GT(rms, 0);
+      // The CPU's sums are taken in another order, and what comes of that is rounded to bf16.
+      EXPECT_LE(difference, 0.05 * rms) << "step " << step;
+    }
+  }
 }
 
 }  // namespace
