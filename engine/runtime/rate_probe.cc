@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <random>
 #include <thread>
 #include <vector>
 
 #include "engine/attention/cpu_attention.h"
+#include "engine/base/bf16.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/kernels/attention_partial.h"
@@ -21,8 +25,30 @@ constexpr int64_t kCudaDeviceBytes = 8 * kMiB;
 constexpr int64_t kCudaCopyBytes = 2 * kMiB;
 constexpr double kCudaSeconds = 0.25;
 
+constexpr int64_t kPatternBytes = kMiB;
+
 int64_t HostBytes(const RateProbeOptions& options) {
+  if (!options.memory.empty()) return static_cast<int64_t>(options.memory.size());
   return std::max(options.host_bytes, options.geometry.block_bytes());
+}
+
+// Draws values of KV; they repeat, but in no cache's length.
+void Fill(std::byte* memory, int64_t size_bytes, KvDtype dtype) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  const int64_t value_bytes = KvDtypeBytes(dtype);
+  std::vector<std::byte> pattern(kPatternBytes);
+  for (int64_t at = 0; at < kPatternBytes; at += value_bytes) {
+    const float value = normal(random);
+    const uint16_t half = FloatToBf16(value);
+    std::memcpy(&pattern[static_cast<size_t>(at)],
+                dtype == KvDtype::kBf16 ? static_cast<const void*>(&half) : &value,
+                static_cast<size_t>(value_bytes));
+  }
+  for (int64_t at = 0; at < size_bytes; at += kPatternBytes) {
+    std::memcpy(memory + at, pattern.data(),
+                static_cast<size_t>(std::min(kPatternBytes, size_bytes - at)));
+  }
 }
 
 // The running state of a thread's rows, and what its kernel keeps from call to call.
@@ -33,6 +59,10 @@ struct State {
         m(Rows(options), kernels::kEmptyLse),
         l(Rows(options)),
         kept(kernels::KeptState::kBytes / sizeof(Line)) {
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal(
+        0, 1 / std::sqrt(static_cast<float>(options.geometry.k_dim)));
+    for (float& value : q) value = normal(random);
     for (size_t row = 0; row < Rows(options); ++row) {
       q_rows.push_back(q.data());
       o_rows.push_back(&o[row * static_cast<size_t>(options.geometry.v_dim)]);
@@ -190,14 +220,23 @@ RateProbeOptions ProbeOptionsFor(const EngineOptions& options, const model::Mode
 
 absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
                                                     const RateProbeOptions& options) {
-  ASSIGN_OR_RETURN(
-      device::Buffer host,
-      device.AllocateHost(HostBytes(options), device::HostMemory::kPageLocked, "rate probe"));
-  ASSIGN_OR_RETURN(device::Buffer on_device,
-                   device.AllocateDevice(options.device_bytes, "rate probe"));
-  const CpuLoad load(options, host.data());
+  device::Buffer own;
+  const std::byte* host = options.memory.data();
+  if (options.memory.empty()) {
+    ASSIGN_OR_RETURN(own, device.AllocateHost(HostBytes(options), device::HostMemory::kPageLocked,
+                                              "rate probe"));
+    Fill(own.data(), HostBytes(options), options.geometry.dtype);
+    host = own.data();
+  }
+  device::Buffer own_on_device;
+  std::byte* on_device = options.device_memory.data();
+  if (options.device_memory.empty()) {
+    ASSIGN_OR_RETURN(own_on_device, device.AllocateDevice(options.device_bytes, "rate probe"));
+    on_device = own_on_device.data();
+  }
+  const CpuLoad load(options, host);
   const auto measure = [&](bool cpu, bool link) {
-    return Measure(device, options, load, host.data(), on_device.data(), cpu, link);
+    return Measure(device, options, load, host, on_device, cpu, link);
   };
   const Measured cpu = measure(true, false);
   const Measured link = measure(false, true);

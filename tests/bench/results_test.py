@@ -37,10 +37,12 @@ ROWS = {
               "us": float, "bytes": int, "flops": int, "of_read": float, "of_product": float},
 }
 # Fields that some files lack: without `batch` a layer holds one sequence, without `micro_batches` a
-# step is one; the rest of decode is there where kernels were recorded.
+# step is one, without rates of a row its floor is from the ceilings; kernels are there where they
+# were recorded.
 OPTIONAL = {"cpu_attention": {"batch": int},
-            "decode": {"micro_batches": int, "kernels": float, "gpu_busy_ms": float,
-                       "gpu_idle_share": float}}
+            "decode": {"micro_batches": int, "half_dense_ms": float, "c1_gbps": float,
+                       "p1_gbps": float, "raw_c1_gbps": float, "raw_p1_gbps": float,
+                       "kernels": float, "gpu_busy_ms": float, "gpu_idle_share": float}}
 ROWS["throttle"] = ROWS["retention"] = ROWS["chat"] = ROWS["decode"]
 OPTIONAL["throttle"] = OPTIONAL["retention"] = OPTIONAL["chat"] = OPTIONAL["decode"]
 SPILLED_LABEL_BYTES = 2 << 30

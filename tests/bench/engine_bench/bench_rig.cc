@@ -88,10 +88,13 @@ absl::StatusOr<std::unique_ptr<BenchRig>> BenchRig::Create(const runtime::Engine
                                                                 ExpertFormat(given)),
                                     footprint));
   const runtime::EngineOptions& options = rig->sized_.options;
-  ASSIGN_OR_RETURN(rig->device_, runtime::CreateDevice(options));
-  runtime::RateProbeOptions probe =
-      runtime::ProbeOptionsFor(options, rig->config_, rig->sized_.plan.host_total_bytes);
-  ASSIGN_OR_RETURN(rig->profile_, runtime::ProbeRates(*rig->device_, probe));
+  rig->probe_ = runtime::ProbeOptionsFor(options, rig->config_, rig->sized_.plan.host_total_bytes);
+  // The plan takes all of its budget; MeasureRates copies to a place beside it.
+  runtime::EngineOptions with_probe = options;
+  with_probe.vram_budget_bytes += rig->probe_.device_bytes;
+  ASSIGN_OR_RETURN(rig->device_, runtime::CreateDevice(with_probe));
+  ASSIGN_OR_RETURN(rig->profile_, runtime::ProbeRates(*rig->device_, rig->probe_));
+  runtime::RateProbeOptions probe = rig->probe_;
   probe.read = &ReadPlainly;
   ASSIGN_OR_RETURN(const roofline::MachineProfile raw, runtime::ProbeRates(*rig->device_, probe));
   rig->raw_rates_ = raw.rates;
@@ -108,6 +111,19 @@ absl::StatusOr<std::unique_ptr<BenchRig>> BenchRig::Create(const runtime::Engine
 
 BenchRig::~BenchRig() {
   if (runner_ != nullptr && runner_->Ok()) RemoveAll();
+}
+
+absl::StatusOr<BenchRig::MeasuredRates> BenchRig::MeasureRates() {
+  runtime::RateProbeOptions probe = probe_;
+  const std::span<std::byte> swing = cache().blocks().region(kvcache::RegionKind::kSwing).memory();
+  if (static_cast<int64_t>(swing.size()) < probe.host_bytes) {
+    return MeasuredRates{profile_.rates, raw_rates_};
+  }
+  probe.memory = swing;
+  ASSIGN_OR_RETURN(const roofline::MachineProfile kernels, runtime::ProbeRates(*device_, probe));
+  probe.read = &ReadPlainly;
+  ASSIGN_OR_RETURN(const roofline::MachineProfile raw, runtime::ProbeRates(*device_, probe));
+  return MeasuredRates{kernels.rates, raw.rates};
 }
 
 int64_t BenchRig::DeviceBytesInUse() const {

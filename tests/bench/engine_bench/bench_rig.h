@@ -15,6 +15,7 @@
 #include "engine/roofline/machine_profile.h"
 #include "engine/runtime/memory_planner.h"
 #include "engine/runtime/model_runner.h"
+#include "engine/runtime/rate_probe.h"
 
 namespace writescope::bench {
 
@@ -47,6 +48,13 @@ class BenchRig {
   const roofline::MachineProfile& profile() const { return profile_; }
   // By plain reading in place of attention: what memory and link would allow.
   const roofline::Rates& raw_rates() const { return raw_rates_; }
+  // Both once more, now, and over the memory of the spilled KV itself where there is enough of it:
+  // a host that others use too has other rates from second to second.
+  struct MeasuredRates {
+    roofline::Rates kernels;
+    roofline::Rates raw;
+  };
+  absl::StatusOr<MeasuredRates> MeasureRates();
   kvcache::InplaceKvCache& cache() { return runner_->cache(); }
 
   // In use on the device, as its driver says (on the CPU device: as it counts itself), and the
@@ -103,6 +111,7 @@ class BenchRig {
   model::ModelConfig config_;
   roofline::MachineProfile profile_;
   roofline::Rates raw_rates_;
+  runtime::RateProbeOptions probe_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<ops::Ops> ops_;
   std::unique_ptr<model::DeviceWeights> weights_;

@@ -77,6 +77,16 @@ absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& pla
   return row;
 }
 
+double Mean(double a, double b) { return (a + b) / 2; }
+
+roofline::Rates Mean(const roofline::Rates& a, const roofline::Rates& b) {
+  return {.cpu_alone = Mean(a.cpu_alone, b.cpu_alone),
+          .cpu_with_link = Mean(a.cpu_with_link, b.cpu_with_link),
+          .link_alone = Mean(a.link_alone, b.link_alone),
+          .link_with_cpu = Mean(a.link_with_cpu, b.link_with_cpu),
+          .device = Mean(a.device, b.device)};
+}
+
 struct Variant {
   std::string policy;
   std::string cut;  // "fixed" of all but hybrid
@@ -122,15 +132,18 @@ void Print(const ResultRow& row) {
   std::printf(
       "%4d x %-7ld %-7s %-8s x%d spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor "
       "%9.2f"
-      "  raw %9.2f  dense %7.2f  ratio %.3f  cpu %.1f link %.1f both %.1f gaps %.1f dev-att %.1f "
+      "  raw %9.2f  c1 %.1f p1 %.1f raw %.1f %.1f GB/s  dense %7.2f, of half %.2f  ratio %.3f  cpu "
+      "%.1f link %.1f both %.1f gaps %.1f dev-att %.1f "
       "copies %d "
       "hand-off us out %.1f/%.1f back %.1f/%.1f device %.2f host %.2f GiB\n",
       row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(), row.micro_batches,
       static_cast<double>(row.spilled_bytes) / static_cast<double>(kGiB), row.share, row.step_ms,
-      row.step_ms_min, row.step_ms_max, row.floor_ms, row.floor_raw_ms, row.dense_ms,
-      row.step_ms / row.floor_ms, row.cpu_busy_ms, row.link_busy_ms, row.both_busy_ms, row.gap_ms,
-      row.device_attention_ms, row.copies, row.handoff_out_us, row.handoff_out_p99_us,
-      row.handoff_back_us, row.handoff_back_p99_us,
+      row.step_ms_min, row.step_ms_max, row.floor_ms, row.floor_raw_ms,
+      row.rates.cpu_with_link / 1e9, row.rates.link_with_cpu / 1e9,
+      row.raw_rates.cpu_with_link / 1e9, row.raw_rates.link_with_cpu / 1e9, row.dense_ms,
+      row.half_dense_ms, row.step_ms / row.floor_ms, row.cpu_busy_ms, row.link_busy_ms,
+      row.both_busy_ms, row.gap_ms, row.device_attention_ms, row.copies, row.handoff_out_us,
+      row.handoff_out_p99_us, row.handoff_back_us, row.handoff_back_p99_us,
       static_cast<double>(row.device_bytes_peak) / static_cast<double>(kGiB),
       static_cast<double>(row.host_bytes_peak) / static_cast<double>(kGiB));
   std::fflush(stdout);
@@ -188,18 +201,15 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
     }
     const roofline::StepLoad load{.spilled_bytes = static_cast<double>(rig.SpilledBytes()),
                                   .dense_seconds = dense_s};
-    const roofline::BestShareResult best = roofline::BestShare(load, rig.profile().rates);
-    const roofline::BestShareResult raw = roofline::BestShare(load, rig.raw_rates());
     roofline::StepLoad parts_load = load;
     parts_load.dense_seconds =
         roofline::PingPongDenseSeconds(half_dense_s, rig.config().num_layers);
-    const roofline::BestShareResult best_parts =
-        roofline::BestPingPong(parts_load, rig.profile().rates, half_dense_s);
-    std::printf("%4d x %-7ld dense %.2f ms, of half the batch %.2f; two micro-batches: T* %.2f\n",
-                point.batch, point.context, 1e3 * dense_s, 1e3 * half_dense_s,
-                1e3 * best_parts.step_seconds);
+    ASSIGN_OR_RETURN(BenchRig::MeasuredRates before, rig.MeasureRates());
     for (const Variant& variant : VariantsOf(options)) {
       const auto& [policy, cut, micro_batches] = variant;
+      const roofline::BestShareResult best = roofline::BestShare(load, before.kernels);
+      const roofline::BestShareResult best_parts =
+          roofline::BestPingPong(parts_load, before.kernels, half_dense_s);
       const double share = micro_batches == 2 ? best_parts.share : best.share;
       ASSIGN_OR_RETURN(ResultRow row, Measure(rig, PlanFor(policy, cut, share), policy != "plain",
                                               micro_batches, options));
@@ -209,8 +219,14 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
       row.aggregate_tokens = point.batch * point.context;
       row.policy = policy;
       row.cut = cut;
-      row.floor_ms = 1e3 * best.step_seconds;
-      row.floor_raw_ms = 1e3 * raw.step_seconds;
+      // Rates before these steps and behind them: the mean is theirs.
+      ASSIGN_OR_RETURN(const BenchRig::MeasuredRates behind, rig.MeasureRates());
+      row.rates = Mean(before.kernels, behind.kernels);
+      row.raw_rates = Mean(before.raw, behind.raw);
+      before = behind;
+      row.floor_ms = 1e3 * roofline::BestShare(load, row.rates).step_seconds;
+      row.floor_raw_ms = 1e3 * roofline::BestShare(load, row.raw_rates).step_seconds;
+      row.half_dense_ms = 1e3 * half_dense_s;
       row.dense_ms = 1e3 * dense_s;
       row.moved_bytes = rig.cache().blocks().moved_bytes();
       row.device_bytes_peak = rig.DeviceBytesInUse();

@@ -92,8 +92,9 @@ absl::StatusOr<std::vector<ResultRow>> RunThrottle(BenchRig& rig, const Point& p
   rig.SetClaimHook([&](attention::Side side, int layer) { return throttle.OnClaim(side, layer); });
   const roofline::StepLoad load{.spilled_bytes = static_cast<double>(rig.SpilledBytes()),
                                 .dense_seconds = dense_s};
-  // The rates that the step itself showed, so that floors before and after are by one measure.
-  roofline::Rates rates = rig.profile().rates;
+  // Once, so that floors before and after are by one measure.
+  ASSIGN_OR_RETURN(const BenchRig::MeasuredRates measured, rig.MeasureRates());
+  roofline::Rates rates = measured.kernels;
   double share = roofline::BestShare(load, rates).share;
   const auto decode = [&](const std::string& name) -> absl::Status {
     ASSIGN_OR_RETURN(const StepTiming timing,

@@ -46,6 +46,13 @@ nlohmann::json ToJson(const ResultRow& row) {
                          {"handoff_out_p99_us", row.handoff_out_p99_us},
                          {"handoff_back_us", row.handoff_back_us},
                          {"handoff_back_p99_us", row.handoff_back_p99_us}};
+  if (row.half_dense_ms > 0) json["half_dense_ms"] = row.half_dense_ms;
+  if (row.rates.cpu_with_link > 0) {
+    json["c1_gbps"] = row.rates.cpu_with_link / kGiga;
+    json["p1_gbps"] = row.rates.link_with_cpu / kGiga;
+    json["raw_c1_gbps"] = row.raw_rates.cpu_with_link / kGiga;
+    json["raw_p1_gbps"] = row.raw_rates.link_with_cpu / kGiga;
+  }
   if (row.kernels > 0) {
     json["kernels"] = row.kernels;
     json["gpu_busy_ms"] = row.gpu_busy_ms;

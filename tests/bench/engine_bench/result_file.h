@@ -27,7 +27,10 @@ struct ResultRow {
   // T* by the rates of our own kernels, measured in the same run.
   double floor_ms = 0;
   double floor_raw_ms = 0;  // T* by plain reading and copying in place of attention
+  roofline::Rates rates;    // What floor_ms is of, and floor_raw_ms; 0: the file's ceilings
+  roofline::Rates raw_rates;
   double dense_ms = 0;
+  double half_dense_ms = 0;  // Of half the batch; 0: not measured
   double tokens_per_s = 0;
   int64_t moved_bytes = 0;
   int64_t device_bytes_peak = 0;
