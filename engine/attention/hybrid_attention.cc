@@ -243,9 +243,12 @@ absl::Status HybridAttention::EndTurn(int turn, const float* q, const ops::Atten
   Meanwhile(between, [this, turn] { return CpuAtWork(turn); });
   if (step_.handoff) {
     compute.RecordTime(&times.device_done_s);
-    compute.WaitFlag(&cpu_->flags()[turn].cpu_done, step_.epoch, options_.wait_limit);
+    // Nothing between this and the merge, which begins where the flag is seen.
+    compute.WaitFlag(&cpu_->flags()[turn].cpu_done, step_.epoch, options_.wait_limit,
+                     &times.cpu_waited_s);
+  } else {
+    compute.RecordTime(&times.cpu_waited_s);
   }
-  compute.RecordTime(&times.cpu_waited_s);
   const int64_t first_head = int64_t{attention.first_row} * options_.num_heads;
   ops_.MergeAttention(
       {.kv = options_.geometry,
@@ -255,6 +258,7 @@ absl::Status HybridAttention::EndTurn(int turn, const float* q, const ops::Atten
        .state = state,
        .cpu_out = step_.handoff ? cpu_->out() + first_head * options_.geometry.v_dim : nullptr,
        .cpu_lse = step_.handoff ? cpu_->lse() + first_head : nullptr,
+       .behind_wait = step_.handoff,
        .out = out});
   return absl::OkStatus();
 }

@@ -62,9 +62,10 @@ class Queue {
   virtual void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) = 0;
   // Work submitted from now on starts once the flag is at least `value`. When that takes longer
   // than `timeout` the wait ends with an error (see TakeError), so that a dead CPU side cannot hang
-  // a queue.
-  virtual void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
-                        absl::Duration timeout) = 0;
+  // a queue. `seen_s`, where not null, gets the time at which the queue has seen the flag or given
+  // up, as RecordTime's does.
+  virtual void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
+                        double* seen_s) = 0;
 
   // The highest ticket that is done.
   virtual uint64_t completed_ticket() const = 0;

@@ -214,7 +214,10 @@ struct MergeArgs {
   // touched once the compute queue has failed: a wait for the CPU ran out, and it may be writing.
   const float* cpu_out = nullptr;  // [num_rows, num_heads, v_dim]
   float* cpu_lse = nullptr;        // [num_rows, num_heads]
-  void* out = nullptr;             // Activations [num_rows, num_heads, out_dim]
+  // The call before this one on the compute queue was WaitFlag for these partials: the device may
+  // begin as soon as it sees the flag.
+  bool behind_wait = false;
+  void* out = nullptr;  // Activations [num_rows, num_heads, out_dim]
 };
 
 // For tests: writes down, or dictates, which experts a token goes to. Host memory [tokens, k].

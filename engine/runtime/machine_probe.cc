@@ -179,7 +179,7 @@ absl::StatusOr<HandoffTimes> MeasureHandoff(device::Device& device) {
   device::Queue& queue = device.compute();
   std::vector<double> seconds;
   for (uint64_t i = 1; i <= kHandoffs; ++i) {
-    queue.WaitFlag(go, i, absl::Seconds(2));
+    queue.WaitFlag(go, i, absl::Seconds(2), nullptr);
     queue.SetFlag(seen, i);
     // The device has begun to wait by then.
     const double ready_s = device::NowSeconds() + 50e-6;

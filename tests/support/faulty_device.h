@@ -56,9 +56,9 @@ class FaultyDevice final : public device::CpuDevice {
     void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override {
       if (!owner_.lose_flags) queue().SetFlag(flag, value);
     }
-    void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
-                  absl::Duration timeout) override {
-      queue().WaitFlag(flag, value, timeout);
+    void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
+                  double* seen_s) override {
+      queue().WaitFlag(flag, value, timeout, seen_s);
     }
     uint64_t completed_ticket() const override { return queue().completed_ticket(); }
     absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override {

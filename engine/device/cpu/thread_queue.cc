@@ -88,26 +88,32 @@ void ThreadQueue::SetFlag(std::atomic<uint64_t>* flag, uint64_t value) {
 }
 
 void ThreadQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
-                           absl::Duration timeout) {
+                           absl::Duration timeout, double* seen_s) {
   Launch([=, this] {
-    // One wait that ran out has failed the step already; the next would only take as long again.
-    if (failed()) return;
-    const double give_up_at = NowSeconds() + absl::ToDoubleSeconds(timeout);
-    for (int spin = 0; flag->load(std::memory_order_acquire) < value; ++spin) {
-      if (spin < 200) {
-        __builtin_ia32_pause();
-        continue;
-      }
-      const double now = NowSeconds();
-      if (now > give_up_at) {
-        SetError(absl::DeadlineExceededError(
-            absl::StrCat("queue ", name_, " waited ", absl::FormatDuration(timeout),
-                         " for the CPU's part of attention, which did not come")));
-        return;
-      }
-      SleepUntil(now + 10e-6);
-    }
+    AwaitFlag(*flag, value, timeout);
+    if (seen_s != nullptr) *seen_s = NowSeconds();
   });
+}
+
+void ThreadQueue::AwaitFlag(const std::atomic<uint64_t>& flag, uint64_t value,
+                            absl::Duration timeout) {
+  // One wait that ran out has failed the step already; the next would only take as long again.
+  if (failed()) return;
+  const double give_up_at = NowSeconds() + absl::ToDoubleSeconds(timeout);
+  for (int spin = 0; flag.load(std::memory_order_acquire) < value; ++spin) {
+    if (spin < 200) {
+      __builtin_ia32_pause();
+      continue;
+    }
+    const double now = NowSeconds();
+    if (now > give_up_at) {
+      SetError(absl::DeadlineExceededError(
+          absl::StrCat("queue ", name_, " waited ", absl::FormatDuration(timeout),
+                       " for the CPU's part of attention, which did not come")));
+      return;
+    }
+    SleepUntil(now + 10e-6);
+  }
 }
 
 absl::Status ThreadQueue::WaitTicket(uint64_t ticket, absl::Duration timeout) const {

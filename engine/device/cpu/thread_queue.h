@@ -30,7 +30,8 @@ class ThreadQueue final : public CpuQueue {
   void ZeroRows(std::byte* to, int64_t row_bytes, int64_t stride_bytes, int64_t num_rows) override;
   void RecordTime(double* seconds) override;
   void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
-  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout) override;
+  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
+                double* seen_s) override;
   uint64_t completed_ticket() const override { return completed_.load(std::memory_order_acquire); }
   absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
   absl::Status TakeError() override;
@@ -38,6 +39,7 @@ class ThreadQueue final : public CpuQueue {
 
  private:
   void Run();
+  void AwaitFlag(const std::atomic<uint64_t>& flag, uint64_t value, absl::Duration timeout);
   void SetError(absl::Status status);
   void PacedCopy(std::byte* to, const std::byte* from, int64_t size_bytes, double submitted_s);
 

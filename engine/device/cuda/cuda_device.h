@@ -2,7 +2,7 @@
 // streams.
 //
 // Streams of copies never wait for the CPU; the compute stream waits for CPU flags by a kernel of
-// one thread that gives up in time, or (see FlagWaits) by the submitting thread.
+// one thread block that gives up in time, or (see FlagWaits) by the submitting thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -49,6 +49,9 @@ class CudaQueue : public Queue {
   // submitted next may read where it lies. It is reused once what was submitted before a later call
   // is done. Submitting thread; while it captures this is an error of the capture.
   virtual std::byte* StageArguments(int64_t size_bytes) = 0;
+  // Whether WaitFlag submits a kernel, behind which another can be launched early (launch.h), to
+  // begin where the flag is seen; else the submitting thread waits itself.
+  virtual bool waits_by_kernel() const = 0;
   // A word in device memory: not 0 from a wait that ran out until TakeError.
   virtual const uint32_t* failed_word() const = 0;
   // Remembers a failed call or launch; TakeError returns the first. `what` names it.

@@ -3,38 +3,76 @@
 namespace writescope::device {
 namespace {
 
+// A look at host memory takes as long as what the link has on its way already: some microseconds
+// beside copies. Looks that follow each other would see a flag half such a time late on average; of
+// these, each begins a little after the one before.
+constexpr int kPollers = 8;
+constexpr uint64_t kStaggerNs = 1300;
+
 __device__ uint64_t GlobalNs() {
   uint64_t ns;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
   return ns;
 }
 
-// Orders what the CPU wrote before the flag before what later kernels read.
+// Orders what the CPU wrote before the flag before what is read from here on.
 __device__ uint64_t LoadAcquireSystem(const uint64_t* at) {
   uint64_t value;
   asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
 
-__global__ void WaitFlagKernel(const uint64_t* flag, uint64_t value, uint64_t timeout_ns,
-                               uint32_t* failed, uint32_t* failed_host) {
-  if (*failed != 0) return;
+__device__ void StoreReleaseSystem(uint64_t* at, uint64_t value) {
+  asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// The first thread of each warp looks.
+__global__ void WaitFlagKernel(const __grid_constant__ FlagWait wait) {
+  __shared__ int ended;
+  if (threadIdx.x == 0) ended = 0;
+  __syncthreads();
+  if (threadIdx.x % 32 != 0) return;
   const uint64_t start_ns = GlobalNs();
-  while (LoadAcquireSystem(flag) < value) {
-    if (GlobalNs() - start_ns > timeout_ns) {
-      *failed = 1;
-      *failed_host = 1;
-      __threadfence_system();
-      return;
-    }
+  const uint64_t first_look_ns = start_ns + threadIdx.x / 32 * kStaggerNs;
+  bool has_failed = *wait.failed != 0;
+  bool is_late = false;
+  while (!has_failed && !is_late && atomicAdd(&ended, 0) == 0) {
+    if (GlobalNs() < first_look_ns) continue;
+    if (LoadAcquireSystem(wait.flag) >= wait.value) break;
+    is_late = GlobalNs() - start_ns > wait.timeout_ns;
   }
+  // One speaks for all: the others have nothing to add.
+  if (atomicExch(&ended, 1) != 0) return;
+  if (is_late) {
+    *wait.failed = 1;
+    *wait.failed_host = 1;
+    __threadfence_system();
+  }
+  if (wait.stamp_ns != nullptr) StoreReleaseSystem(wait.stamp_ns, GlobalNs());
+#if __CUDA_ARCH__ >= 900
+  if (!is_late && !has_failed) cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+__global__ void ClockStampKernel(ClockWords* words, uint64_t turn, uint64_t timeout_ns) {
+  StoreReleaseSystem(&words->ready, turn);
+  const uint64_t start_ns = GlobalNs();
+  while (LoadAcquireSystem(&words->go) != turn && GlobalNs() - start_ns <= timeout_ns) {
+  }
+  words->stamp_ns = GlobalNs();
+  StoreReleaseSystem(&words->done, turn);
 }
 
 }  // namespace
 
-cudaError_t LaunchWaitFlag(cudaStream_t stream, const uint64_t* flag, uint64_t value,
-                           uint64_t timeout_ns, uint32_t* failed, uint32_t* failed_host) {
-  WaitFlagKernel<<<1, 1, 0, stream>>>(flag, value, timeout_ns, failed, failed_host);
+cudaError_t LaunchWaitFlag(cudaStream_t stream, const FlagWait& wait) {
+  WaitFlagKernel<<<1, 32 * kPollers, 0, stream>>>(wait);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchClockStamp(cudaStream_t stream, ClockWords* words, uint64_t turn,
+                             uint64_t timeout_ns) {
+  ClockStampKernel<<<1, 1, 0, stream>>>(words, turn, timeout_ns);
   return cudaGetLastError();
 }
 

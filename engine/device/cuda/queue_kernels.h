@@ -13,9 +13,29 @@ struct QueueWords {
   uint32_t failed = 0;     // A wait for a flag ran out
 };
 
-// Ends when *flag >= value, or after timeout_ns with *failed (device) and *failed_host set. Ends at
-// once when *failed is set already. `flag` and `failed_host` are mapped host memory.
-cudaError_t LaunchWaitFlag(cudaStream_t stream, const uint64_t* flag, uint64_t value,
-                           uint64_t timeout_ns, uint32_t* failed, uint32_t* failed_host);
+struct FlagWait {
+  const uint64_t* flag = nullptr;  // Mapped host memory
+  uint64_t value = 0;
+  uint64_t timeout_ns = 0;
+  uint32_t* failed = nullptr;       // Device
+  uint32_t* failed_host = nullptr;  // Mapped
+  uint64_t* stamp_ns = nullptr;     // Mapped; null, or the device's time at the end
+};
+// Ends when *flag >= value, or after timeout_ns with *failed and *failed_host set. Ends at once
+// when *failed is set already. A kernel launched early behind it begins when the flag has been
+// seen, while the last looks at it are still on their way back: from the CPU it then reads past
+// caches.
+cudaError_t LaunchWaitFlag(cudaStream_t stream, const FlagWait& wait);
+
+// What DeviceClock and the device tell each other: page-locked, mapped memory.
+struct ClockWords {
+  uint64_t ready = 0;  // By the device: it looks at `go` now
+  uint64_t go = 0;
+  uint64_t stamp_ns = 0;  // By the device: its time when it saw `go`, or had waited for long enough
+  uint64_t done = 0;      // By the device: the stamp is written
+};
+// Sets ready to `turn`, waits until go is, at most timeout_ns, and stamps.
+cudaError_t LaunchClockStamp(cudaStream_t stream, ClockWords* words, uint64_t turn,
+                             uint64_t timeout_ns);
 
 }  // namespace writescope::device

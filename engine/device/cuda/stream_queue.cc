@@ -15,6 +15,8 @@ constexpr int kSpins = 2000;
 constexpr int kNapNs = 10'000;
 // How often a longer wait asks the driver whether the context is still alive.
 constexpr int kNapsPerLook = 100;
+// More waits than a step has, so that each finds a place for its time.
+constexpr int64_t kStamps = 4096;
 
 CUdeviceptr DevicePointer(const void* at) { return reinterpret_cast<CUdeviceptr>(at); }
 
@@ -39,9 +41,12 @@ StreamQueue::~StreamQueue() {
     cudaStreamDestroy(stream_);
   }
   if (capture_stream_ != nullptr) cudaStreamDestroy(capture_stream_);
-  for (const PendingTime& pending : pending_times_) cudaEventDestroy(pending.event);
+  for (const PendingTime& pending : pending_times_) {
+    if (pending.event != nullptr) cudaEventDestroy(pending.event);
+  }
   for (cudaEvent_t event : free_events_) cudaEventDestroy(event);
   if (words_ != nullptr) cudaFreeHost(words_);
+  if (stamps_ != nullptr) cudaFreeHost(stamps_);
   if (arguments_ != nullptr) cudaFreeHost(arguments_);
   if (failed_word_ != nullptr) cudaFree(failed_word_);
 }
@@ -59,6 +64,11 @@ absl::Status StreamQueue::Init(const StreamMemoryOps& ops, FlagWaits waits,
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(reinterpret_cast<void**>(&failed_word_), sizeof(uint32_t)),
                              "a queue's word"));
   RETURN_IF_ERROR(CudaStatus(cudaMemset(failed_word_, 0, sizeof(uint32_t)), "a queue's word"));
+  void* stamps = nullptr;
+  RETURN_IF_ERROR(
+      CudaStatus(cudaHostAlloc(&stamps, kStamps * sizeof(uint64_t), cudaHostAllocMapped),
+                 "page-locked memory for times"));
+  stamps_ = static_cast<uint64_t*>(stamps);
   if (argument_bytes > 0) {
     const int64_t segments = argument_bytes / kMaxArgumentBytes;
     CHECK(segments >= 2);
@@ -115,16 +125,37 @@ void StreamQueue::RecordTime(double* seconds) {
     free_events_.pop_back();
   }
   cudaEventRecord(event, stream_);
-  pending_times_.push_back({event, seconds});
+  pending_times_.push_back({.event = event, .seconds = seconds});
+}
+
+uint64_t* StreamQueue::AddStamp(double* seconds) {
+  if (seconds == nullptr) return nullptr;
+  std::lock_guard lock(mutex_);
+  if (pending_stamps_ == kStamps) return nullptr;
+  uint64_t* const stamp = stamps_ + num_stamps_++ % kStamps;
+  *stamp = 0;
+  ++pending_stamps_;
+  pending_times_.push_back({.stamp = stamp, .seconds = seconds});
+  return stamp;
+}
+
+bool StreamQueue::Passed(const PendingTime& pending) const {
+  if (pending.event != nullptr) return cudaEventQuery(pending.event) == cudaSuccess;
+  return __atomic_load_n(pending.stamp, __ATOMIC_ACQUIRE) != 0;
 }
 
 void StreamQueue::WriteTimes() const {
   std::lock_guard lock(mutex_);
-  while (!pending_times_.empty() && cudaEventQuery(pending_times_.front().event) == cudaSuccess) {
+  while (!pending_times_.empty() && Passed(pending_times_.front())) {
     const PendingTime pending = pending_times_.front();
     pending_times_.pop_front();
-    *pending.seconds = clock_.HostSeconds(pending.event);
-    free_events_.push_back(pending.event);
+    if (pending.event != nullptr) {
+      *pending.seconds = clock_.HostSeconds(pending.event);
+      free_events_.push_back(pending.event);
+    } else {
+      *pending.seconds = clock_.HostSecondsOfStamp(*pending.stamp);
+      --pending_stamps_;
+    }
   }
 }
 
@@ -136,12 +167,20 @@ void StreamQueue::SetFlag(std::atomic<uint64_t>* flag, uint64_t value) {
 }
 
 void StreamQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
-                           absl::Duration timeout) {
+                           absl::Duration timeout, double* seen_s) {
   flag_timeout_ = timeout;
-  if (waits_ == FlagWaits::kCaller) return WaitFlagHere(flag, value, timeout);
-  Check(LaunchWaitFlag(stream_, reinterpret_cast<const uint64_t*>(flag), value,
-                       static_cast<uint64_t>(absl::ToInt64Nanoseconds(timeout)), failed_word_,
-                       &words_->failed),
+  if (waits_ == FlagWaits::kCaller) {
+    WaitFlagHere(flag, value, timeout);
+    if (seen_s != nullptr) *seen_s = NowSeconds();
+    return;
+  }
+  Check(LaunchWaitFlag(stream_,
+                       {.flag = reinterpret_cast<const uint64_t*>(flag),
+                        .value = value,
+                        .timeout_ns = static_cast<uint64_t>(absl::ToInt64Nanoseconds(timeout)),
+                        .failed = failed_word_,
+                        .failed_host = &words_->failed,
+                        .stamp_ns = AddStamp(seen_s)}),
         "wait for a flag");
 }
 

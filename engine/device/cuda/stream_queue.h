@@ -40,7 +40,8 @@ class StreamQueue final : public CudaQueue {
   void RecordTime(double* seconds) override;
   void WriteTimes() const override;
   void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
-  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout) override;
+  void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
+                double* seen_s) override;
   uint64_t completed_ticket() const override;
   absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
   absl::Status TakeError() override;
@@ -50,15 +51,21 @@ class StreamQueue final : public CudaQueue {
   absl::Status BeginCapture() override;
   absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override;
   std::byte* StageArguments(int64_t size_bytes) override;
+  bool waits_by_kernel() const override { return waits_ == FlagWaits::kStream; }
   const uint32_t* failed_word() const override { return failed_word_; }
   void Check(cudaError_t error, const char* what) override;
 
  private:
+  // Of an event, or of a wait that stamps.
   struct PendingTime {
-    cudaEvent_t event;
-    double* seconds;
+    cudaEvent_t event = nullptr;
+    const uint64_t* stamp = nullptr;
+    double* seconds = nullptr;
   };
+  // A place in stamps_ for a wait's time, which goes to *seconds; null where none is free.
+  uint64_t* AddStamp(double* seconds);
   void WaitFlagHere(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout);
+  bool Passed(const PendingTime& pending) const;
   void SetError(absl::Status status);
 
   const std::string name_;
@@ -82,9 +89,13 @@ class StreamQueue final : public CudaQueue {
   int64_t segment_used_ = 0;
 
   mutable std::mutex mutex_;
-  absl::Status error_;  // Guarded by mutex_, like the two below
+  absl::Status error_;  // Guarded by mutex_, like those below
   mutable std::deque<PendingTime> pending_times_;
   mutable std::vector<cudaEvent_t> free_events_;
+  // Mapped, a ring: the device's nanoseconds, 0 until a wait has ended.
+  uint64_t* stamps_ = nullptr;
+  int64_t num_stamps_ = 0;
+  mutable int64_t pending_stamps_ = 0;
   std::atomic<bool> broken_{false};  // A CUDA call failed; the context may be lost
 };
 

@@ -91,7 +91,8 @@ struct MergeCall {
   const float* cpu_out;  // Mapped, or null
   float* cpu_lse;        // Mapped; set to -inf
   const uint32_t* failed;
-  void* out;  // [count, out_dim], float or bf16
+  bool behind_wait;  // The kernel before has ended, or waits for the CPU's flag and has seen it
+  void* out;         // [count, out_dim], float or bf16
   bool out_bf16;
 };
 cudaError_t LaunchMergeStates(cudaStream_t stream, const MergeCall& call);

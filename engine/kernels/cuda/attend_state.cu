@@ -3,6 +3,7 @@
 
 #include "engine/kernels/cuda/attend_fold.h"
 #include "engine/kernels/cuda/attend_launch.h"
+#include "engine/kernels/cuda/launch.h"
 
 namespace writescope::kernels {
 namespace {
@@ -133,6 +134,11 @@ __device__ void StoreOut(__nv_bfloat16* out, float value) { *out = __float2bfloa
 __device__ float4 LoadInside(bool inside, const float* from) {
   return inside ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
 }
+// The same of what the CPU wrote, past caches: with `behind_wait` the kernel may begin while the one
+// before still runs, and what an earlier merge read may still lie in a cache.
+__device__ float4 LoadFromCpu(bool inside, const float* from) {
+  return inside ? __ldcg(reinterpret_cast<const float4*>(from)) : make_float4(0, 0, 0, 0);
+}
 
 // A warp finishes one row of one head, 512 values at a time. What comes over the link is asked for
 // at once, values before it is known whether there are any: each question takes microseconds there.
@@ -142,18 +148,18 @@ __global__ void __launch_bounds__(kThreads) MergeStatesKernel(MergeCall call) {
   const int64_t at = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32;
   if (at >= call.count) return;
   const int lane = threadIdx.x % 32;
-  const bool with_cpu = call.cpu_out != nullptr && *call.failed == 0;
+  const bool with_cpu = call.cpu_out != nullptr && __ldcv(call.failed) == 0;
   const float* own_out = call.o + at * call.v_dim;
   const float* cpu_out = with_cpu ? call.cpu_out + at * call.v_dim : nullptr;
   Out* out = static_cast<Out*>(call.out) + at * call.out_dim;
-  const float cpu_lse = with_cpu ? call.cpu_lse[at] : kMinusInf;
+  const float cpu_lse = with_cpu ? __ldcg(call.cpu_lse + at) : kMinusInf;
   float weight = 0, cpu_weight = 0, l = 0;
   for (int first = lane * 4; first < call.v_dim; first += kLoads * 128) {
     float4 cpu[kLoads], own[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int d = first + i * 128;
-      cpu[i] = LoadInside(with_cpu && d < call.v_dim, cpu_out + d);
+      cpu[i] = LoadFromCpu(with_cpu && d < call.v_dim, cpu_out + d);
       own[i] = LoadInside(d < call.v_dim, own_out + d);
     }
     if (first < 128) {
@@ -243,11 +249,9 @@ bool FoldsInPlace(const KvGeometry& kv, const SliceSizes& sizes) {
 cudaError_t LaunchMergeStates(cudaStream_t stream, const MergeCall& call) {
   const int64_t blocks = call.count < 1 ? 1 : (call.count + kWarps - 1) / kWarps;
   const dim3 grid(static_cast<unsigned>(blocks));
-  if (call.out_bf16) {
-    MergeStatesKernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(call);
-  } else {
-    MergeStatesKernel<float><<<grid, kThreads, 0, stream>>>(call);
-  }
+  const auto kernel = call.out_bf16 ? MergeStatesKernel<__nv_bfloat16> : MergeStatesKernel<float>;
+  if (call.behind_wait) return LaunchEarly(stream, kernel, grid, kThreads, 0, call);
+  kernel<<<grid, kThreads, 0, stream>>>(call);
   return cudaGetLastError();
 }
 

@@ -327,19 +327,21 @@ void CudaAttendImpl::Merge(const MergeArgs& args) {
   const int v_dim = heads == nullptr ? args.kv.v_dim : heads->value_dim();
   const int out_dim = heads == nullptr ? args.out_dim : v_dim;
   CHECK_LE(out_dim, v_dim);
-  compute_.Check(kernels::LaunchMergeStates(compute_.stream(),
-                                            {.count = int64_t{args.num_rows} * args.num_heads,
-                                             .v_dim = v_dim,
-                                             .out_dim = out_dim,
-                                             .o = args.state.o,
-                                             .m = args.state.m,
-                                             .l = args.state.l,
-                                             .cpu_out = args.cpu_out,
-                                             .cpu_lse = args.cpu_lse,
-                                             .failed = compute_.failed_word(),
-                                             .out = args.out,
-                                             .out_bf16 = out_bf16_}),
-                 "merge of attention");
+  compute_.Check(
+      kernels::LaunchMergeStates(compute_.stream(),
+                                 {.count = int64_t{args.num_rows} * args.num_heads,
+                                  .v_dim = v_dim,
+                                  .out_dim = out_dim,
+                                  .o = args.state.o,
+                                  .m = args.state.m,
+                                  .l = args.state.l,
+                                  .cpu_out = args.cpu_out,
+                                  .cpu_lse = args.cpu_lse,
+                                  .failed = compute_.failed_word(),
+                                  .behind_wait = args.behind_wait && compute_.waits_by_kernel(),
+                                  .out = args.out,
+                                  .out_bf16 = out_bf16_}),
+      "merge of attention");
 }
 
 void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -95,7 +96,7 @@ TEST(CudaDeviceTest, FlagsCrossBothWays) {
     CudaQueue& queue = device->compute();
     for (uint64_t step = 1; step <= 100; ++step) {
       queue.SetFlag(ready, step);
-      queue.WaitFlag(done, step, absl::Seconds(5));
+      queue.WaitFlag(done, step, absl::Seconds(5), nullptr);
     }
     EXPECT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
     cpu.join();
@@ -112,8 +113,9 @@ TEST(CudaDeviceTest, FlagThatNeverComesEndsTheWaitWithAnErrorAndTheQueueServesOn
     auto* never = new (memory.data()) std::atomic<uint64_t>(0);
     CudaQueue& queue = device->compute();
     const double began_s = NowSeconds();
-    queue.WaitFlag(never, 1, absl::Milliseconds(200));
-    queue.WaitFlag(never, 1, absl::Seconds(60));  // After the first this one does not wait.
+    queue.WaitFlag(never, 1, absl::Milliseconds(200), nullptr);
+    queue.WaitFlag(never, 1, absl::Seconds(60),
+                   nullptr);  // After the first this one does not wait.
     ASSERT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
     EXPECT_LT(NowSeconds() - began_s, 5);
     EXPECT_TRUE(queue.failed());
@@ -121,9 +123,41 @@ TEST(CudaDeviceTest, FlagThatNeverComesEndsTheWaitWithAnErrorAndTheQueueServesOn
     EXPECT_EQ(error.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_FALSE(queue.failed());
     never->store(1);
-    queue.WaitFlag(never, 1, absl::Seconds(5));
+    queue.WaitFlag(never, 1, absl::Seconds(5), nullptr);
     EXPECT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
     EXPECT_TRUE(queue.TakeError().ok());
+  }
+}
+
+TEST(CudaDeviceTest, AWaitTellsWhenItSawTheFlag) {
+  SKIP_WITHOUT_GPU();
+  for (const FlagWaits waits : {FlagWaits::kStream, FlagWaits::kCaller}) {
+    auto device = Make(waits);
+    ASSERT_NE(device, nullptr);
+    Buffer memory = *device->AllocateHost(4096, HostMemory::kPageLocked, "flags");
+    auto* flag = new (memory.data()) std::atomic<uint64_t>(0);
+    CudaQueue& queue = device->compute();
+    for (uint64_t step = 1; step <= 20; ++step) {
+      double set_s = 0, seen_s = 0;
+      std::thread cpu([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        set_s = NowSeconds();
+        flag->store(step, std::memory_order_release);
+      });
+      queue.WaitFlag(flag, step, absl::Seconds(5), &seen_s);
+      EXPECT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
+      cpu.join();
+      EXPECT_GT(seen_s, set_s - 1e-4);
+      EXPECT_LT(seen_s, set_s + 2e-3);
+    }
+    // One that gives up tells when it did.
+    double gave_up_s = 0;
+    const double before_s = NowSeconds();
+    queue.WaitFlag(flag, 1000, absl::Milliseconds(50), &gave_up_s);
+    EXPECT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
+    EXPECT_GT(gave_up_s, before_s + 0.045);
+    EXPECT_LT(gave_up_s, NowSeconds() + 1e-4);
+    EXPECT_FALSE(queue.TakeError().ok());
   }
 }
 

@@ -119,7 +119,7 @@ TEST(ThreadQueue, FlagsPassDataToPollers) {
   int answer = 0;
   queue.Launch([&] { payload = 42; });
   queue.SetFlag(&flag, 7);
-  queue.WaitFlag(&back, 3, kLong);
+  queue.WaitFlag(&back, 3, kLong, nullptr);
   queue.Launch([&] { ++answer; });
   while (flag.load(std::memory_order_acquire) < 7) std::this_thread::yield();
   EXPECT_EQ(payload, 42);
@@ -138,7 +138,7 @@ TEST(ThreadQueue, LostFlagIsOneErrorAndWaitsDoNotAddUp) {
   const absl::Duration limit = absl::Milliseconds(100);
   const absl::Time start = absl::Now();
   bool later_ran = false;
-  for (int i = 0; i < 20; ++i) queue.WaitFlag(&flag, 1, limit);
+  for (int i = 0; i < 20; ++i) queue.WaitFlag(&flag, 1, limit, nullptr);
   queue.Launch([&] { later_ran = true; });
   ASSERT_TRUE(queue.Record().Wait(kLong).ok());
   const absl::Duration took = absl::Now() - start;
@@ -152,11 +152,11 @@ TEST(ThreadQueue, LostFlagIsOneErrorAndWaitsDoNotAddUp) {
   EXPECT_TRUE(queue.TakeError().ok());  // Given once.
   EXPECT_FALSE(queue.failed());
   // Afterwards waits wait again, and fail again.
-  queue.WaitFlag(&flag, 1, absl::Milliseconds(10));
+  queue.WaitFlag(&flag, 1, absl::Milliseconds(10), nullptr);
   ASSERT_TRUE(queue.Record().Wait(kLong).ok());
   EXPECT_TRUE(absl::IsDeadlineExceeded(queue.TakeError()));
   flag = 1;
-  queue.WaitFlag(&flag, 1, absl::Milliseconds(10));
+  queue.WaitFlag(&flag, 1, absl::Milliseconds(10), nullptr);
   ASSERT_TRUE(queue.Record().Wait(kLong).ok());
   EXPECT_TRUE(queue.TakeError().ok());
 }

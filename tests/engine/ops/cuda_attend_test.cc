@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "engine/base/bf16.h"
 #include "engine/kernels/attention_partial.h"
@@ -315,15 +317,22 @@ class CudaMergeTest : public CudaAttendTest {
     mapped_ = *rig().device().AllocateHost(4096, device::HostMemory::kPageLocked, "partials");
   }
 
-  // Returns [kStates, kOutDim].
-  std::vector<float> Merge(ComputeType compute) {
+  void WritePartials() {
     std::memcpy(mapped_out(), cpu_out_.data(), sizeof(float) * kStates * kVDim);
     std::memcpy(mapped_lse(), cpu_lse_.data(), sizeof(float) * kStates);
+  }
+
+  // Returns [kStates, kOutDim]. Behind a wait the partials come when the device waits already.
+  std::vector<float> Merge(ComputeType compute, bool behind_wait = false) {
+    device::CudaQueue& queue = rig().device().compute();
+    auto* flag = new (mapped_.data() + 4000 / 64 * 64) std::atomic<uint64_t>(0);
+    if (!behind_wait) WritePartials();
     const auto attend = rig().MakeAttend(kHeads, kVDim, compute, false);
     const Uploaded o = rig().Upload(o_.data(), kStates * kVDim * 4);
     const Uploaded m = rig().Upload(m_.data(), kStates * 4);
     const Uploaded l = rig().Upload(l_.data(), kStates * 4);
     device::Buffer out = *rig().device().AllocateDevice(kStates * kOutDim * 4, "out");
+    if (behind_wait) queue.WaitFlag(flag, 1, absl::Seconds(5), nullptr);
     attend->Merge({.kv = KvOf({1, kHeads, kVDim, kVDim}),
                    .num_rows = kRows,
                    .num_heads = kHeads,
@@ -332,8 +341,16 @@ class CudaMergeTest : public CudaAttendTest {
                              reinterpret_cast<float*>(l.data())},
                    .cpu_out = mapped_out(),
                    .cpu_lse = mapped_lse(),
+                   .behind_wait = behind_wait,
                    .out = out.data()});
-    EXPECT_TRUE(rig().device().compute().Record().Wait(absl::Seconds(10)).ok());
+    const device::Event merged = queue.Record();
+    if (behind_wait) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      EXPECT_FALSE(merged.Done());
+      WritePartials();
+      flag->store(1, std::memory_order_release);
+    }
+    EXPECT_TRUE(merged.Wait(absl::Seconds(10)).ok());
     std::vector<float> values(kStates * kOutDim);
     if (compute == ComputeType::kF32) {
       cudaMemcpy(values.data(), out.data(), values.size() * 4, cudaMemcpyDefault);
@@ -375,10 +392,19 @@ TEST_F(CudaMergeTest, TakesThePartialsOfTheCpuAndLeavesThemEmpty) {
   ExpectMerged(Merge(ComputeType::kBf16), true, 0x1p-8);
 }
 
+TEST_F(CudaMergeTest, BehindAWaitItTakesWhatTheCpuWroteBeforeTheFlag) {
+  if (!rig().device().compute().waits_by_kernel()) GTEST_SKIP() << "the caller waits itself";
+  for (int round = 0; round < 20; ++round) {
+    for (float& value : cpu_out_) value += 1;
+    ExpectMerged(Merge(ComputeType::kF32, /*behind_wait=*/true), true, 1e-5);
+    for (int i = 0; i < kStates; ++i) EXPECT_EQ(mapped_lse()[i], kernels::kEmptyLse);
+  }
+}
+
 TEST_F(CudaMergeTest, LeavesThePartialsAloneOnceAWaitRanOut) {
   device::CudaQueue& queue = rig().device().compute();
-  std::atomic<uint64_t>* flag = new (mapped_.data() + 4000 / 64 * 64) std::atomic<uint64_t>(0);
-  queue.WaitFlag(flag, 1, absl::Milliseconds(1));
+  std::atomic<uint64_t>* flag = new (mapped_.data() + 3904 / 64 * 64) std::atomic<uint64_t>(0);
+  queue.WaitFlag(flag, 1, absl::Milliseconds(1), nullptr);
   const std::vector<float> got = Merge(ComputeType::kF32);
   EXPECT_FALSE(queue.TakeError().ok());
   for (int i = 0; i < kStates; ++i) EXPECT_EQ(mapped_lse()[i], cpu_lse_[i]);

@@ -338,7 +338,7 @@ TEST_P(CudaOpsTest, PublishQueriesUnlessTheQueueHasFailed) {
   }
   std::memset(to, 0, 40'000);
   auto* flag = reinterpret_cast<std::atomic<uint64_t>*>(cuda.HostMemory(64));
-  cuda.device().compute().WaitFlag(flag, 1, absl::Milliseconds(5));
+  cuda.device().compute().WaitFlag(flag, 1, absl::Milliseconds(5), nullptr);
   cuda.ops().PublishQueries(10'000, q, to);
   ASSERT_TRUE(cuda.device().compute().Record().Wait(absl::Seconds(10)).ok());
   EXPECT_EQ(std::vector<float>(to, to + 10'000), std::vector<float>(10'000));
