@@ -84,6 +84,9 @@ TEST(EstimatorTest, DenseTimePerBatch) {
   s.dense_seconds = 0.018;
   estimator.Add(s);
   EXPECT_NEAR(estimator.DenseSeconds(16), 0.014, 1e-12) << "half way in powers of two";
+  EXPECT_DOUBLE_EQ(estimator.DenseSeconds(3), 0.010);
+  EXPECT_NEAR(estimator.DenseSeconds(5), 0.012, 1e-12) << "one bucket with 8";
+  EXPECT_DOUBLE_EQ(estimator.DenseSeconds(33), 0.018) << "one bucket with 64";
   const auto loads = estimator.BatchLoads(100, 5000000000);
   ASSERT_EQ(loads.size(), 8u);
   EXPECT_EQ(loads.front().max_batch, 1u);
@@ -92,7 +95,25 @@ TEST(EstimatorTest, DenseTimePerBatch) {
   EXPECT_NEAR(loads[4].device_attention_seconds, 0.005, 1e-4);
 }
 
+TEST(EstimatorTest, StepsWithNothingSpilledSayWhatDenseIs) {
+  Estimator estimator;
+  StepSample s = Sample();
+  s.spilled_bytes = s.cpu_bytes = s.link_bytes = 0;
+  s.cpu_bytes_both_busy = s.link_bytes_both_busy = 0;
+  s.cpu_busy_seconds = s.link_busy_seconds = s.both_busy_seconds = 0;
+  s.device_attention_seconds = 0.010;
+  EXPECT_EQ(estimator.Add(s), Estimator::Verdict::kNothingSpilled);
+  EXPECT_DOUBLE_EQ(estimator.DenseSeconds(8), 0.010);
+  EXPECT_NEAR(estimator.rates().device, 1e12, 1e6);
+}
+
 TEST(EstimatorTest, PrefillChunksDoNotLengthenDense) {
+  StepSample first = Sample();
+  first.prefill_tokens = 512;
+  first.dense_seconds = 0.05;
+  Estimator begun;
+  begun.Add(first);
+  EXPECT_DOUBLE_EQ(begun.DenseSeconds(8), 0.05) << "better than nothing";
   Estimator estimator;
   for (int i = 0; i < 5; ++i) estimator.Add(Sample());
   StepSample s = Sample();
@@ -142,6 +163,65 @@ TEST(EstimatorTest, AheadFractionSeesASmallRing) {
   EXPECT_EQ(limited.AheadFraction(), 1);
 }
 
+TEST(EstimatorTest, ALinkThatRanOutOfWorkSaysNothingOfTheRing) {
+  Estimator estimator;
+  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  StepSample s = Sample();
+  s.link_bytes = 100000000;  // 2 ms of the 10, and nothing after them.
+  s.link_bytes_both_busy = 0;
+  s.spilled_bytes = s.cpu_bytes + s.link_bytes;
+  s.link_busy_seconds = 0.002;
+  s.both_busy_seconds = 0;
+  s.cpu_bytes_both_busy = 0;
+  s.cpu_busy_seconds = 0.002;
+  s.cpu_bytes = 180000000;
+  for (int i = 0; i < 5; ++i) estimator.Add(s);
+  EXPECT_EQ(estimator.AheadFraction(), 1);
+}
+
+TEST(EstimatorTest, NoBeliefGoesBeyondAllOfDense) {
+  Estimator estimator;
+  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  for (int i = 0; i < 5; ++i) estimator.Add(Sample());
+  StepSample tail = Sample();
+  tail.both_busy_seconds = tail.link_busy_seconds = 0.05;
+  tail.link_bytes = tail.link_bytes_both_busy = 2000000000;
+  tail.cpu_bytes_both_busy = 4500000000;
+  for (int i = 0; i < 500; ++i) estimator.Add(tail);
+  EXPECT_EQ(estimator.AheadFraction(), 1);
+  // What a small ring says is believed as soon as it would have been before.
+  StepSample small = Sample();
+  small.link_busy_seconds = 0.105;
+  small.link_bytes = 4250000000;
+  small.spilled_bytes = small.cpu_bytes + small.link_bytes;
+  estimator.Add(small);
+  EXPECT_LT(estimator.AheadFraction(), 0.99);
+}
+
+TEST(EstimatorTest, ChangesAreCountedBySide) {
+  Estimator estimator;
+  for (int i = 0; i < 20; ++i) estimator.Add(Sample());
+  EXPECT_EQ(estimator.cpu_changes(), 0u);
+  EXPECT_EQ(estimator.link_changes(), 0u);
+  StepSample s = Sample();
+  s.cpu_bytes = s.cpu_bytes_both_busy = s.cpu_bytes / 3;
+  for (int i = 0; i < 10; ++i) estimator.Add(s);
+  EXPECT_EQ(estimator.cpu_changes(), 1u);
+  EXPECT_EQ(estimator.link_changes(), 0u);
+}
+
+TEST(EstimatorTest, ASeedWithOneRateOnlyHoldsForBoth) {
+  Estimator estimator;
+  estimator.Seed({100e9, 0, 50e9, 0, 0});
+  EXPECT_EQ(estimator.rates().cpu_alone, 100e9);
+  EXPECT_EQ(estimator.rates().cpu_with_link, 100e9);
+  EXPECT_EQ(estimator.rates().link_with_cpu, 50e9);
+  // No measurement is right in which sharing memory costs nearly all.
+  Estimator odd;
+  odd.Seed({100e9, 1e9, 50e9, 40e9, 0});
+  EXPECT_NEAR(odd.rates().cpu_alone, 5e9, 1);
+}
+
 TEST(EstimatorTest, ADeviceThatIsTheBottleneckSaysNothingOfTheRing) {
   Estimator estimator;
   estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
@@ -175,6 +255,11 @@ TEST(EstimatorTest, NamesWhatItDoesNotUse) {
   EXPECT_TRUE(garbage([](StepSample& x) { x.cpu_busy_seconds = 5; }));
   EXPECT_TRUE(garbage([](StepSample& x) { x.both_busy_seconds = 0.109; }));
   EXPECT_TRUE(garbage([](StepSample& x) { x.cpu_bytes_both_busy = x.cpu_bytes + 1; }));
+  EXPECT_TRUE(garbage([](StepSample& x) { x.link_bytes_both_busy = x.link_bytes + 1; }));
+  EXPECT_TRUE(garbage([](StepSample& x) { x.dense_seconds = 0.12; }));
+  EXPECT_TRUE(garbage([](StepSample& x) { x.step_seconds = 4000; }));
+  EXPECT_TRUE(garbage([](StepSample& x) { x.link_bytes = uint64_t{1} << 51; }));
+  EXPECT_TRUE(garbage([](StepSample& x) { x.resident_bytes = uint64_t{1} << 51; }));
   EXPECT_TRUE(garbage([](StepSample& x) { x.batch_size = 0; }));
   EXPECT_TRUE(garbage([](StepSample& x) { x.spilled_bytes = ~uint64_t{0}; }));
   EXPECT_EQ(estimator.num_used(), 0u);

@@ -6,6 +6,9 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
 
 namespace writescope::controller {
 namespace {
@@ -109,6 +112,97 @@ TEST_F(MetricsTest, FollowsTheLoop) {
   EXPECT_THAT(text, HasSubstr("writescope_controller_generation 12"));
   EXPECT_THAT(text, HasSubstr("writescope_controller_steps_total{result=\"used\"} 7"));
   EXPECT_THAT(text, HasSubstr("writescope_controller_model_error_ratio_count 1"));
+}
+
+TEST_F(MetricsTest, EachSeriesShowsItsOwnField) {
+  StepSample sample;
+  sample.step_seconds = 0.5;
+  sample.observed_cpu_share = 0.125;
+  sample.spilled_bytes = 201;
+  sample.batch_size = 7;
+  metrics_.OnStep(sample, 0.75);
+  DecisionRecord record;
+  record.decision.action = Action::kRenew;
+  record.decision.share = 0.25;
+  record.decision.wanted_share = 0.375;
+  record.decision.predicted_seconds = 0.625;
+  record.decision.predicted_wanted_seconds = 0.6875;
+  record.decision.predicted_lowest_seconds = 0.875;
+  record.outcome = "stale";
+  metrics_.OnDecision(record);
+  LoopStatus status;
+  status.role = Role::kActive;
+  status.generation = 101;
+  status.own_generation = 102;
+  status.dense_seconds = 0.0625;
+  status.rates = {103, 104, 105, 106, 107};
+  status.steps_used = 108;
+  status.steps_ignored = 109;
+  status.steps_garbage = 110;
+  status.steps_dropped = 111;
+  status.cpu_changes = 112;
+  status.link_changes = 113;
+  status.connections = 114;
+  status.worker_restarts = 115;
+  status.log_errors = 116;
+  metrics_.OnTick(status);
+  metrics_.OnTick(status);  // Totals: the same again adds nothing.
+  const std::string text = Text();
+  for (const char* line : {
+           "measured_step_seconds 0.5",
+           "observed_cpu_share_ratio 0.125",
+           "spilled_bytes 201",
+           "batch_size 7",
+           "predicted_step_seconds 0.75",
+           "step_seconds_sum 0.5",
+           "model_error_ratio_sum 0.5",
+           "cpu_share_ratio 0.25",
+           "wanted_cpu_share_ratio 0.375",
+           "predicted_lowest_share_step_seconds 0.875",
+           "decisions_total{action=\"hold\"} 0",
+           "decisions_total{action=\"push\"} 0",
+           "decisions_total{action=\"renew\"} 1",
+           "updates_total{outcome=\"applied\"} 0",
+           "updates_total{outcome=\"clamped\"} 0",
+           "updates_total{outcome=\"stale\"} 1",
+           "updates_total{outcome=\"error\"} 0",
+           "role{role=\"active\"} 1",
+           "role{role=\"standby\"} 0",
+           "role{role=\"shadow\"} 0",
+           "role{role=\"no worker\"} 0",
+           "connected 1",
+           "generation 101",
+           "own_generation 102",
+           "dense_seconds 0.0625",
+           "rate_bytes_per_second{other=\"idle\",side=\"cpu\"} 103",
+           "rate_bytes_per_second{other=\"busy\",side=\"cpu\"} 104",
+           "rate_bytes_per_second{other=\"idle\",side=\"link\"} 105",
+           "rate_bytes_per_second{other=\"busy\",side=\"link\"} 106",
+           "rate_bytes_per_second{other=\"any\",side=\"device\"} 107",
+           "steps_total{result=\"used\"} 108",
+           "steps_total{result=\"ignored\"} 109",
+           "steps_total{result=\"garbage\"} 110",
+           "steps_total{result=\"dropped\"} 111",
+           "rate_changes_total{side=\"cpu\"} 112",
+           "rate_changes_total{side=\"link\"} 113",
+           "connections_total 114",
+           "worker_restarts_total 115",
+           "decision_log_errors_total 116",
+           "metrics_dropped_observations_total 0",
+       }) {
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("\nwritescope_controller_", line, "\n")));
+  }
+}
+
+TEST_F(MetricsTest, AStepWithoutAPredictionHasNoError) {
+  StepSample sample;
+  sample.step_seconds = 0.5;
+  metrics_.OnStep(sample, 0.25);
+  metrics_.OnStep(sample, 0);
+  const std::string text = Text();
+  EXPECT_THAT(text, HasSubstr("writescope_controller_step_seconds_count 2"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_model_error_ratio_count 1"));
+  EXPECT_THAT(text, HasSubstr("writescope_controller_predicted_step_seconds 0.25"));
 }
 
 }  // namespace

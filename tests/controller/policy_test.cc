@@ -50,6 +50,30 @@ TEST(PolicyTest, WaitsForSteps) {
   EXPECT_EQ(decision.action, Action::kHold);
   EXPECT_THAT(decision.reason, HasSubstr("only 3 of 4 steps"));
   EXPECT_TRUE(decision.table.buckets.empty());
+  input.num_steps_seen = 4;
+  EXPECT_EQ(Decide(PolicyOptions(), input).action, Action::kPush);
+}
+
+TEST(PolicyTest, DifferenceNearLooksFromHalfToFourTimesTheBytes) {
+  const uint64_t now = 1 << 20;
+  const auto table = [](double low, double middle, double high, double far) {
+    roofline::ShareTable table;
+    table.buckets = {{64,
+                      {{now / 4, low},
+                       {now / 2, low},
+                       {now, middle},
+                       {2 * now, middle},
+                       {4 * now, high},
+                       {64 * now, far}}}};
+    return table;
+  };
+  const roofline::ShareTable flat = table(0.5, 0.5, 0.5, 0.5);
+  EXPECT_NEAR(DifferenceNear(flat, table(0.4, 0.5, 0.5, 0.5), 8, now), 0.1, 1e-9);
+  EXPECT_NEAR(DifferenceNear(flat, table(0.5, 0.7, 0.5, 0.5), 8, now), 0.2, 1e-9);
+  EXPECT_NEAR(DifferenceNear(flat, table(0.5, 0.5, 0.8, 0.5), 8, now), 0.3, 1e-9);
+  EXPECT_EQ(DifferenceNear(flat, table(0.5, 0.5, 0.5, 0.9), 8, now), 0);
+  // Without spilled KV there is no place to be near to.
+  EXPECT_NEAR(DifferenceNear(flat, table(0.5, 0.5, 0.5, 0.9), 8, 0), 0.4, 1e-9);
 }
 
 TEST(PolicyTest, HoldsWithinTheHysteresis) {
@@ -109,6 +133,9 @@ TEST(PolicyTest, MovesInBoundedSteps) {
       if (decision.action == Action::kHold) break;
       EXPECT_LE(std::abs(decision.share - last), 0.15 + 1e-9);
       EXPECT_EQ(decision.num_limited > 0, std::abs(decision.wanted_share - last) > 0.15);
+      if (decision.num_limited > 0) {
+        EXPECT_LT(decision.predicted_wanted_seconds, decision.predicted_seconds);
+      }
       last = decision.share;
       input.in_force = decision.table;
     }
