@@ -18,6 +18,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.M)
 # The compile commands are g++'s: what clang does not know of them is no finding.
 EXTRA = ["--extra-arg=-Wno-unknown-warning-option", "--extra-arg=-Qunused-arguments"]
+# The analyzer looks at this many states of one function, a third of its default, as its own quick mode
+# does: the whole run takes a third less.
+for word in ["-Xclang", "-analyzer-config", "-Xclang", "max-nodes=75000"]:
+    EXTRA.append("--extra-arg=" + word)
 
 
 def reached_files(source, include_folders):
