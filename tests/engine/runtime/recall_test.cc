@@ -98,10 +98,11 @@ TEST_P(RecallTest, TwentyOfTwentyAtEveryShare) {
 
 TEST(RecallInt4Test, TwentyOfTwentyAtEveryShare) {
   if (testing::OnCuda() && !testing::ComputesInBf16()) GTEST_SKIP() << "int4 needs bf16 on CUDA";
-  ExpectTwentyOfTwentyAtEveryShare(AllSwing(WeightsFormat::kInt4), 8192);
+  ExpectTwentyOfTwentyAtEveryShare(AllSwing(WeightsFormat::kInt4), WRITESCOPE_RECALL_TOKENS);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tokens, RecallTest, ::testing::Values(8192, 16384, 32640),
+INSTANTIATE_TEST_SUITE_P(Tokens, RecallTest,
+                         ::testing::Values(WRITESCOPE_RECALL_TOKENS, 16384, 32640),
                          ::testing::PrintToStringParamName());
 
 }  // namespace
