@@ -5,6 +5,7 @@
 #   tests/engine/cuda_sanitizers.sh BUILD_DIR [TOOL...]
 # COMPUTE_SANITIZER=PATH takes another tool than the toolkit's, LOGS=DIR keeps what is written.
 # LIMIT=SECONDS is for each program: one that does not end in it is said to be unknown, and fails too.
+# On an H200 memcheck takes some 45 s, racecheck some two minutes.
 # One after the other: the tests' budgets count what other programs hold of the GPU's memory.
 set -uo pipefail
 build_dir=$1
@@ -35,6 +36,15 @@ elsewhere=(
   "RouteFewKernel<2, 4, false>"
 )
 
+# Kernels that racecheck names wrongly; engine/README.md has the reason.
+known=SmallProductRingKernel
+
+# Whether all that a log has of races is of known kernels, and nothing else is wrong.
+only_known() {
+  ! grep -qE '^\[  FAILED|Program hit|Invalid|Internal' "$1" && grep -q 'Race reported' "$1" &&
+    ! grep -E 'Race reported|and (Read|Write|Atomic)[a-z ]* access' "$1" | grep -qvE "$known"
+}
+
 # check TOOL RUN: prints its line; fails where something was found.
 check() {
   local tool=$1 run=$2 code=0 start=$SECONDS log program summary tests
@@ -46,6 +56,10 @@ check() {
   timeout -k 5 "$limit" "$sanitizer" "${flags[@]}" "$program" --gtest_filter="${run#* }" >"$log" 2>&1 || code=$?
   summary=$(grep -E 'SUMMARY' "$log" | sed 's/^=* *//' | paste -sd ' ')
   tests=$(grep -cE '^\[ +OK \]' "$log")
+  if ((code == 9)) && [[ "$tool" == racecheck ]] && only_known "$log"; then
+    summary="$summary; all of $known"
+    code=0
+  fi
   if ((code == 124)); then
     summary="unknown: not done in $limit s"
   elif ((code != 0)); then

@@ -137,10 +137,10 @@ TEST_F(CudaAttendTest, PrefillMatchesTheTwinForAnyCut) {
   SKIP_WITHOUT_GPU();
   for (const Geometry& g : kGeometries) {
     if (testing::SmallSizes()) {
-      // Enough rows that they are taken in tiles, two of them
+      // Rows enough for two tiles, and more blocks than a kernel has stages
       const SceneShape one = {.kv = KvOf(g),
                               .group = g.group,
-                              .max_tokens = 100,
+                              .max_tokens = 250,
                               .max_rows = 65 / g.group + 20,
                               .score_sigma = 1,
                               .all_as_large = true};
