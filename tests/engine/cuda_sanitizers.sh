@@ -24,7 +24,7 @@ runs=(
   "cuda_attend_test *Matches*:*ManySpans*:*Float32Keys*:*RowsThatSeeNothing*:CudaMergeTest.*"
   "cuda_latent_heads_test *ForAnyCut"
   "cuda_ops_test CudaMlp.*:CudaQuantize.*:*CudaMoeTest.MatchesTheTwin/*:-*/bf16Int4"
-  "cuda_ops_test CudaSmallProduct.*:*CudaMoeTest.MatchesTheTwin/bf16Int4"
+  "cuda_ops_test CudaSmallProduct.*:CudaRouteFew.*:*CudaMoeTest.MatchesTheTwin/bf16Int4"
   "cuda_ops_test *CudaOpsTest.*:*CudaFusedTest.*:-*WarmsUp*"
   "cuda_ops_test *CudaStagedTest.AttentionIs*:*CudaStagedTest.WhatWasRecorded*:*CudaStagedTest.Queries*"
   "runtime_model_runner_test *ResidentSteps*/qwen3_moe:*SpilledSteps*/deepseek_v2_plain"
@@ -34,6 +34,10 @@ elsewhere=(
   "AttendPrefillKernel<128, 128>"  # Where there are no products of warpgroups
   "RouteFewKernel<1, 4, false>"    # Nor clusters of thread blocks
   "RouteFewKernel<2, 4, false>"
+  "MaxOfRowsKernel<float, false, false>"
+  "MaxOfRowsKernel<float, true, false>"
+  "MaxOfRowsKernel<__nv_bfloat16, false, false>"
+  "MaxOfRowsKernel<__nv_bfloat16, true, false>"
 )
 
 # Kernels that racecheck names wrongly; engine/README.md has the reason.
