@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/base/number_text.h"
 #include "engine/base/status_macros.h"
 
 namespace writescope::controller {
@@ -19,7 +20,7 @@ constexpr double kFarFactor = 4;
 absl::Status CheckFraction(const char* name, double value, double max) {
   if (value >= 0 && value <= max) return absl::OkStatus();  // Refuses NaN too.
   return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, ", it has to be from 0 to ", max));
+      absl::StrCat(name, " is ", NumberText(value), ", it has to be from 0 to ", max));
 }
 
 double Within(const roofline::ShareInterval& interval, double share) {
@@ -171,9 +172,9 @@ absl::Status PolicyOptions::Validate() const {
   RETURN_IF_ERROR(CheckFraction("max-loss", max_loss, 1));
   RETURN_IF_ERROR(CheckFraction("max-change", max_change, 1));
   if (max_change < hysteresis || max_change <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("max-change is ", max_change,
-                                                   ", below the hysteresis ", hysteresis,
-                                                   ": no share could ever move"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("max-change is ", NumberText(max_change), ", below the hysteresis ",
+                     NumberText(hysteresis), ": no share could ever move"));
   }
   RETURN_IF_ERROR(CheckFraction("guard", guard, 1));
   if (pin_share.has_value()) RETURN_IF_ERROR(CheckFraction("pin-share", *pin_share, 1));

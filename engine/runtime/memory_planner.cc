@@ -9,6 +9,7 @@
 #include "engine/attention/link_pump.h"
 #include "engine/attention/worker_team.h"
 #include "engine/base/cpu_features.h"
+#include "engine/base/number_text.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/kvcache/placement_plan.h"
@@ -233,9 +234,9 @@ absl::Status ValidateOptions(const EngineOptions& o) {
     return bad("the number of device threads", o.device_threads, "in [0, 1024]");
   }
   if (!(o.min_cpu_share >= 0 && o.min_cpu_share <= o.max_cpu_share && o.max_cpu_share <= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("the share interval is [", o.min_cpu_share, ", ",
-                                                   o.max_cpu_share,
-                                                   "]; it has to lie in [0, 1], in order"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the share interval is [", NumberText(o.min_cpu_share), ", ",
+                     NumberText(o.max_cpu_share), "]; it has to lie in [0, 1], in order"));
   }
   if (!(o.link_bytes_per_s >= 0) || !std::isfinite(o.link_bytes_per_s)) {
     return bad("the link's pace", o.link_bytes_per_s, "at least 0 and finite");

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "engine/base/number_text.h"
 #include "engine/base/status_macros.h"
 #include "engine/runtime/error_reason.h"
 
@@ -16,8 +18,14 @@ namespace {
 // `field` is a path in the API's request, `limit` the bound that was passed, `unit` what follows
 // the value in the message.
 template <typename T>
-absl::Status Bad(std::string_view field, const T& value, std::string_view rule, int64_t limit,
+absl::Status Bad(std::string_view field, const T& number, std::string_view rule, int64_t limit,
                  std::string_view unit = "") {
+  std::string value;
+  if constexpr (std::is_floating_point_v<T>) {
+    value = NumberText(number);
+  } else {
+    value = absl::StrCat(number);
+  }
   absl::Status status = WithReason(
       absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", value, std::string(unit),
                                               "; it has to be ", std::string(rule))),

@@ -203,6 +203,8 @@ TEST(PolicyTest, OptionsAreChecked) {
   EXPECT_THAT(message([](PolicyOptions& o) { o.hysteresis = -0.1; }),
               HasSubstr("hysteresis is -0.1"));
   EXPECT_THAT(message([](PolicyOptions& o) { o.pin_share = 40; }), HasSubstr("pin-share is 40"));
+  EXPECT_THAT(message([](PolicyOptions& o) { o.pin_share = 1.0000001; }),
+              HasSubstr("pin-share is 1.0000001"));
   EXPECT_THAT(
       message([](PolicyOptions& o) { o.pin_share = std::numeric_limits<double>::quiet_NaN(); }),
       HasSubstr("pin-share is nan"));

@@ -158,6 +158,8 @@ TEST_F(GenerationServiceTest, ErrorsCarryTheirNumbers) {
                 {{"field", "sampling.temperature"}, {"value", "-0.5"}, {"limit", "0"}}},
            Case{[](auto& r) { r.mutable_sampling()->set_top_p(7); },
                 {{"field", "sampling.top_p"}, {"value", "7"}, {"limit", "1"}}},
+           Case{[](auto& r) { r.mutable_sampling()->set_top_p(1.0000001f); },
+                {{"field", "sampling.top_p"}, {"value", "1.0000001"}, {"limit", "1"}}},
            Case{[](auto& r) { r.mutable_sampling()->set_top_k(257); },
                 {{"field", "sampling.top_k"}, {"value", "257"}, {"limit", "256"}}},
            Case{[](auto& r) { r.mutable_logprobs()->set_prompt_logprobs(21); },
