@@ -267,6 +267,42 @@ TEST(WorkerMetricsTest, ARequestThatEndedInTheQueueWasNotRead) {
   ExpectLine(out.str(), "writescope_prefill_time_seconds_count{model=\"m\"} 1");
 }
 
+TEST(WorkerMetricsTest, EachHistogramShowsItsOwnTime) {
+  EngineSlot slot;
+  WorkerMetrics metrics({.model = "m", .device = "cpu", .version = "0", .kv_dtype = "bf16"}, &slot);
+  runtime::RequestTimes times;
+  times.queue_seconds = 1;
+  times.prefill_seconds = 2;
+  times.first_token_seconds = 4;
+  times.decode_seconds = 8;
+  times.total_seconds = 16;
+  times.cancel_seconds = 32;
+  metrics.CountRequestTimes(times);
+  runtime::StepStats step;
+  step.kind = runtime::StepKind::kPrefill;
+  step.step_seconds = 64;
+  metrics.CountStep(step);
+  step.kind = runtime::StepKind::kDecode;
+  step.step_seconds = 128;
+  step.predicted_step_seconds = 64;
+  metrics.CountStep(step);
+  for (const char* reason : {"KV_CAPACITY_EXCEEDED", "CONTEXT_LENGTH_EXCEEDED"}) {
+    metrics.CountRejection(reason);
+  }
+  std::ostringstream out;
+  prometheus::TextSerializer().Serialize(out, metrics.Collect());
+  for (const char* series :
+       {"queue_time_seconds_sum{model=\"m\"} 1", "prefill_time_seconds_sum{model=\"m\"} 2",
+        "time_to_first_token_seconds_sum{model=\"m\"} 4", "decode_time_seconds_sum{model=\"m\"} 8",
+        "request_latency_seconds_sum{model=\"m\"} 16", "cancel_latency_seconds_sum{model=\"m\"} 32",
+        "step_seconds_sum{model=\"m\",kind=\"prefill\"} 64",
+        "step_seconds_sum{model=\"m\",kind=\"decode\"} 128", "model_error_ratio_sum{model=\"m\"} 1",
+        "queue_rejections_total{model=\"m\",reason=\"kv_capacity\"} 1",
+        "queue_rejections_total{model=\"m\",reason=\"context_length\"} 1"}) {
+    ExpectLine(out.str(), absl::StrCat("writescope_", series));
+  }
+}
+
 TEST(MetricsServerTest, SilentConnectionsDoNotStopScrapes) {
   const auto server =
       MetricsServer::Create("127.0.0.1:0", std::make_shared<prometheus::Registry>());
