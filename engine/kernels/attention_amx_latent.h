@@ -1,12 +1,11 @@
 // Attention of a panel of 16 rows to a whole block of latents, which are key and value, on the tile
 // registers of AMX. Included by the files of one instruction set only; see simd_vec.h.
 //
-// For its values a latent tile cannot be B again, since now tokens are summed over. It is A, 16
-// pairs of dims x 16 tokens, and the weights are B, with zeros between: {w, 0} meets the even dim
-// of each pair, {0, w} the odd one. Half of the multiplications are by zero, which costs less than
-// a transpose of the latent: the tile unit is far from busy when the keys come from memory. Sums
-// come out as [dim][row]; they stay so over all blocks of a call, and over all calls for the same
-// rows where the caller has memory for them, and are transposed at the end.
+// For its values a latent tile cannot be B again, since now tokens are summed over. Two tiles of
+// the same dims, whose words are pairs of dims of one token, become two of A, whose words are one
+// dim of two tokens: a shift and a blend a line, and nothing crosses lanes. The weights of these
+// tokens are B. Sums come out as [dim][row]; they stay so over all blocks of a call, and over all
+// calls for the same rows where the caller has memory for them, and are transposed at the end.
 #pragma once
 
 #include "engine/kernels/attention_amx_scores.h"
@@ -123,7 +122,7 @@ class AmxLatent : public AmxScores<Tiles> {
     this->Score(block.k, args.k_dim, q, {scores_[0][0], kTileValues, kTileTokens}, ahead,
                 lines * 5 / 16);
     if (Weigh(args, rows, ahead, lines * 5 / 36)) RescaleTurned(args.v_dim, rows);
-    SpreadWeights();
+    PairWeights();
     if (rows.num_rows < num_panel_rows_) {
       AddLatentForSome(args, rows, block.k, ahead);
     } else {
@@ -133,6 +132,13 @@ class AmxLatent : public AmxScores<Tiles> {
 
  private:
   using Scores::kTileBytes;
+  static constexpr int kPairsPerBlock = kTilesPerBlock / 2;
+  static constexpr int kFetchesAPair = 2;
+  // By so much a score may be above a row's m before the row's sums are brought to a new one, which
+  // takes as long as an eighth of a block: with a maximum that follows every score some row of a
+  // panel has a new one in nearly every block of a short sequence. Weights up to 2^8 are rounded as
+  // those up to 1.
+  static constexpr float kSlack = 8.0f;
 
   // Softmax of all rows, where the scores are; whether any has a new maximum.
   bool Weigh(const FlatAttentionArgs& args, const WholeRows& rows, LinesAhead& ahead,
@@ -143,26 +149,31 @@ class AmxLatent : public AmxScores<Tiles> {
       const int r = rows.row[i];
       const int row = rows.first_row + r;
       fetched.Step();
+      const bool is_first = args.l[row][0] == 0;  // There are no sums yet.
       const auto at = [this, r](int token) {
         return &scores_[token / kTileTokens][r][token % kTileTokens];
       };
-      factor_[r] = SoftmaxRowAt(at, kBlockTokens, args.m[row], args.l[row],
+      factor_[r] = SoftmaxRowAt(at, kBlockTokens, kSlack, args.m[row], args.l[row],
                                 [at](int t, Vec power) { Store(at(t), power); });
-      is_rescaled = is_rescaled || factor_[r] != 1.0f;
+      is_rescaled = is_rescaled || (factor_[r] != 1.0f && !is_first);
     }
     return is_rescaled;
   }
 
-  // Weights of 16 tokens as B: word [token][row] holds the weight in its low half for the even
-  // dims, in its high half for the odd ones.
-  void SpreadWeights() {
-    for (int t = 0; t < kTilesPerBlock; ++t) {
-      auto* const even = reinterpret_cast<std::byte*>(even_weights_[t]);
-      auto* const odd = reinterpret_cast<std::byte*>(odd_weights_[t]);
-      TransposeTile(scores_[t][0], [even, odd](int index, WordVec words) {
-        const WordVec rounded = WidenedBf16(reinterpret_cast<Vec>(words));
-        StoreWords(even + 4 * index, rounded);
-        StoreWords(odd + 4 * index, rounded << 16);
+  // Weights of two times 16 tokens as B: word [token][row] holds the weight of the token of the
+  // first tile in its low half, of the one of the second in its high half.
+  void PairWeights() {
+    for (int pair = 0; pair < kPairsPerBlock; ++pair) {
+      alignas(64) uint32_t low[kTileTokens * kPanelRows];
+      TransposeTile(scores_[2 * pair][0], [&low](int index, WordVec words) {
+        StoreWords(reinterpret_cast<std::byte*>(low + index),
+                   WidenedBf16(reinterpret_cast<Vec>(words)));
+      });
+      auto* const to = reinterpret_cast<std::byte*>(weights_[pair]);
+      TransposeTile(scores_[2 * pair + 1][0], [&low, to](int index, WordVec words) {
+        const WordVec high = WidenedBf16(reinterpret_cast<Vec>(words)) << 16;
+        StoreWords(to + 4 * index,
+                   LoadWords(reinterpret_cast<const std::byte*>(low + index)) | high);
       });
     }
   }
@@ -181,59 +192,61 @@ class AmxLatent : public AmxScores<Tiles> {
     }
   }
 
-  // What is left of the lines is fetched a few at a time between the products, all the way: a burst
-  // of them holds up the loads that follow, and then there is none to come when the memory is free.
+  // Two latent tiles of the same dims, one of which lies at `first`, as two of A: of the even dims
+  // and of the odd ones. What is left of the lines is fetched on the way, a few at a time: a burst
+  // of them holds up the loads that follow.
+  void PairTokens(const std::byte* first, int64_t token_step, std::byte (&values)[2][kTileBytes],
+                  FetchedLines& fetched) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kFetchesAPair; ++part) {
+      constexpr int64_t kPartBytes = kTileBytes / kFetchesAPair;
+#pragma GCC unroll 16
+      for (int64_t at = part * kPartBytes; at < (part + 1) * kPartBytes; at += kVectorBytes) {
+        const WordVec low = LoadWords(first + at), high = LoadWords(first + token_step + at);
+        StoreWords(values[0] + at, (low & 0xffffu) | (high << 16));
+        StoreWords(values[1] + at, (low >> 16) | (high & 0xffff0000u));
+      }
+      fetched.Step();
+    }
+  }
+
+  // The values of a pair make room for those of the 32 dims after as soon as they are in registers;
+  // so a tile is loaded long after it was stored.
   void AddLatent(const FlatAttentionArgs& args, const std::byte* k, LinesAhead& ahead) {
     const int64_t token_step = int64_t{kTileTokens} * args.k_dim * 2;
     const int num_tiles = args.v_dim / kTileDims;
-    constexpr int kStepsATile = 2;
     FetchedLines fetched =
-        ahead.Take(int64_t{args.k_dim} * 2, int64_t{kStepsATile} * kTilesPerBlock * num_tiles);
-    Tiles::template Load<4>(k, kLineBytes);
-    if (num_tiles > 1) Tiles::template Load<5>(k + kTileBytes, kLineBytes);
-    Tiles::template Load<6>(even_weights_[0], kLineBytes);
-    Tiles::template Load<7>(odd_weights_[0], kLineBytes);
+        ahead.Take(int64_t{args.k_dim} * 2, int64_t{kFetchesAPair} * kPairsPerBlock * num_tiles);
+    Tiles::template Load<4>(weights_[0], kLineBytes);
+    Tiles::template Load<5>(weights_[1], kLineBytes);
+    PairTokens(k, token_step, values_[0], fetched);
+    PairTokens(k + 2 * token_step, token_step, values_[1], fetched);
     for (int tile = 0; tile < num_tiles; tile += 2) {
-      const Sums sums = turned_ + 2 * tile;
-      const bool is_pair = tile + 1 < num_tiles;
-      Tiles::template Load<0>(sums[0], kLineBytes);
-      Tiles::template Load<1>(sums[1], kLineBytes);
-      if (is_pair) {
-        Tiles::template Load<2>(sums[2], kLineBytes);
-        Tiles::template Load<3>(sums[3], kLineBytes);
-      }
-      const std::byte* const dims = k + tile * kTileBytes;
-      const std::byte* const next_dims = dims + 2 * kTileBytes;
-      for (int t = 0; t < kTilesPerBlock; ++t) {
-        // The 16 tokens after, and after the last ones the first of the next dims
-        const bool is_last = t + 1 == kTilesPerBlock;
-        const int next_t = is_last ? 0 : t + 1, next_tile = is_last ? tile + 2 : tile;
-        const std::byte* const next = is_last ? next_dims : dims + next_t * token_step;
-        const std::byte* const later =
-            is_last ? next_dims + token_step
-                    : (t + 2 < kTilesPerBlock ? next + token_step : next_dims);
-        FetchTile(later, kLineBytes);
-        Tiles::template AddProducts<0, 4, 6>();
-        fetched.Step();
-        if (is_pair) Tiles::template AddProducts<2, 5, 6>();
-        if (next_tile < num_tiles) Tiles::template Load<6>(even_weights_[next_t], kLineBytes);
-        fetched.Step();
-        FetchTile(later + kTileBytes, kLineBytes);
-        Tiles::template AddProducts<1, 4, 7>();
-        if (next_tile < num_tiles) Tiles::template Load<4>(next, kLineBytes);
-        fetched.Step();
-        if (is_pair) Tiles::template AddProducts<3, 5, 7>();
-        if (next_tile < num_tiles) Tiles::template Load<7>(odd_weights_[next_t], kLineBytes);
-        if (next_tile + 1 < num_tiles) Tiles::template Load<5>(next + kTileBytes, kLineBytes);
-        fetched.Step();
-      }
-      Tiles::template Store<0>(sums[0], kLineBytes);
-      Tiles::template Store<1>(sums[1], kLineBytes);
-      if (is_pair) {
-        Tiles::template Store<2>(sums[2], kLineBytes);
-        Tiles::template Store<3>(sums[3], kLineBytes);
-      }
+      AddTile<0, 1>(k, tile, num_tiles, token_step, fetched);
+      if (tile + 1 < num_tiles) AddTile<6, 7>(k, tile + 1, num_tiles, token_step, fetched);
     }
+  }
+  // 32 dims, whose values lie in values_, where those of the 32 dims after take their place.
+  template <int kEven, int kOdd>
+  WRITESCOPE_INLINE void AddTile(const std::byte* k, int tile, int num_tiles, int64_t token_step,
+                                 FetchedLines& fetched) {
+    const Sums sums = turned_ + 2 * tile;
+    const std::byte* const next = k + (tile + 1) * kTileBytes;
+    const bool is_last = tile + 1 == num_tiles;
+    Tiles::template Load<kEven>(sums[0], kLineBytes);
+    Tiles::template Load<kOdd>(sums[1], kLineBytes);
+    Tiles::template Load<2>(values_[0][0], kLineBytes);
+    Tiles::template Load<3>(values_[0][1], kLineBytes);
+    Tiles::template AddProducts<kEven, 2, 4>();
+    Tiles::template AddProducts<kOdd, 3, 4>();
+    if (!is_last) PairTokens(next, token_step, values_[0], fetched);
+    Tiles::template Load<2>(values_[1][0], kLineBytes);
+    Tiles::template Load<3>(values_[1][1], kLineBytes);
+    Tiles::template AddProducts<kEven, 2, 5>();
+    Tiles::template AddProducts<kOdd, 3, 5>();
+    if (!is_last) PairTokens(next + 2 * token_step, token_step, values_[1], fetched);
+    Tiles::template Store<kEven>(sums[0], kLineBytes);
+    Tiles::template Store<kOdd>(sums[1], kLineBytes);
   }
 
   // The sums of rows that do not see the block whole are put aside: no weight hides a NaN.
@@ -262,8 +275,8 @@ class AmxLatent : public AmxScores<Tiles> {
   static_assert(kQueryBytes + sizeof(float) * kMaxKeyDim * kPanelRows <= KeptState::kBytes);
   Sums turned_ = nullptr;
   int num_panel_rows_ = 0;
-  alignas(64) float even_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
-  alignas(64) float odd_weights_[kTilesPerBlock][kTileTokens][kPanelRows];
+  alignas(64) uint32_t weights_[kPairsPerBlock][kTileTokens][kPanelRows];
+  alignas(64) std::byte values_[kPairsPerBlock][2][kTileBytes];
   alignas(64) float own_[kMaxKeyDim / kTileWords][kPanelRows][kTileWords];
 };
 

@@ -1,10 +1,11 @@
 // Attention of some query rows over some blocks of one KV head, in the tile format: the contract
 // that every CPU variant keeps. The double twin (attention_partial_ref.cc) defines what is right.
 //
-// A row's running state is (o, m, l): the maximum m of its scores so far, the sum l of 2^(s - m),
-// and o = sum of 2^(s - m) * v. Scores are in the base-2 logarithm: q is scaled by
-// log2(e) * softmax_scale before. Nothing seen: m = -inf, l = 0, o = 0. A call goes on from the
-// state that it finds, so a slice may be cut anywhere.
+// A row's running state is (o, m, l): the sum l of 2^(s - m) over its scores s so far, and
+// o = sum of 2^(s - m) * v. m is the maximum of them, or up to 8 below it where a variant spares
+// itself to move it. Scores are in the base-2 logarithm: q is scaled by log2(e) * softmax_scale
+// before. Nothing seen: m = -inf, l = 0, o = 0. A call goes on from the state that it finds, so a
+// slice may be cut anywhere.
 #pragma once
 
 #include <cstddef>

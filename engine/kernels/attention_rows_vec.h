@@ -41,10 +41,11 @@ constexpr int NumRowGroups(int num_rows) {
 // before. The scores from index on are at at(index), for multiples of kLanes; those from `count` on
 // are not read by anyone later.
 //
+// The running maximum stays where it is as long as no score is more than `slack` above it.
 // A new maximum is rare, the logarithm of the number of blocks, so it is a branch: what follows
 // does not wait for a maximum across lanes, and the next row's work begins at once.
 template <typename ScoresAt, typename StorePowers>
-WRITESCOPE_INLINE float SoftmaxRowAt(const ScoresAt& at, int count, float* m, float* l,
+WRITESCOPE_INLINE float SoftmaxRowAt(const ScoresAt& at, int count, float slack, float* m, float* l,
                                      const StorePowers& store) {
   const int num_vecs = (count + kLanes - 1) / kLanes;
   if (count % kLanes != 0) {
@@ -59,7 +60,7 @@ WRITESCOPE_INLINE float SoftmaxRowAt(const ScoresAt& at, int count, float* m, fl
   }
   float base = *m;
   float factor = 1.0f;
-  if (AnyLane(best > base)) [[unlikely]] {
+  if (AnyLane(best > base + slack)) [[unlikely]] {
     const float m_new = MaxOfLanes(best);
     factor = Exp2(Vec{} + (base - m_new))[0];
     *m = base = m_new;
@@ -80,7 +81,7 @@ WRITESCOPE_INLINE float SoftmaxRowAt(const ScoresAt& at, int count, float* m, fl
 template <typename StorePowers>
 WRITESCOPE_INLINE float SoftmaxRow(float* scores, int count, float* m, float* l,
                                    const StorePowers& store) {
-  return SoftmaxRowAt([scores](int i) { return scores + i; }, count, m, l, store);
+  return SoftmaxRowAt([scores](int i) { return scores + i; }, count, /*slack=*/0.0f, m, l, store);
 }
 
 }  // namespace
