@@ -22,7 +22,7 @@ constexpr int64_t kClaimsPerWorker = 4;
 constexpr int64_t kLastClaimBytes = 256 * kKiB;
 constexpr int64_t kLeastClaimsPerWorker = 32;
 constexpr int kSpinsBeforeNap = 500;
-constexpr int64_t kPartValues = 256;  // Of a row's partials, merged under one lock
+constexpr int64_t kPartValues = 512;  // Of a row's partials, merged under one lock
 // Of a claim that waits for its query: what the second cache holds beside all else.
 constexpr int64_t kEarlyBytes = 512 * kKiB;
 constexpr int64_t kFetchBytes = kKiB;  // Between two looks at the query's flag
@@ -38,6 +38,12 @@ std::span<const int> ReadersOf(const StepAttention& attention, const Run& run) {
 
 bool HaveSameReaders(const StepAttention& attention, const Run& a, const Run& b) {
   return std::ranges::equal(ReadersOf(attention, a), ReadersOf(attention, b));
+}
+
+// Asks for a line as its only owner, so that neither a load nor a store of it waits. In assembly:
+// without a flag of its own for the instruction the compiler makes this a fetch for reading.
+void FetchToWrite(const void* line) {
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const std::byte*>(line)));
 }
 
 // The reader's row in a decode step, by number of the whole step's.
@@ -121,9 +127,9 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
       max_claim_blocks_(std::max(claim_blocks_, kMaxClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
       workers_(static_cast<size_t>(options.num_workers)),
-      heads_a_part_(std::max<int64_t>(1, kPartValues / options.geometry.v_dim)),
+      heads_a_part_(std::clamp<int64_t>(kPartValues / options.geometry.v_dim, 1, Part::kMaxHeads)),
       parts_a_row_((options.num_heads + heads_a_part_ - 1) / heads_a_part_),
-      part_mutexes_(static_cast<size_t>(options.max_rows * parts_a_row_)) {
+      parts_(static_cast<size_t>(options.max_rows * parts_a_row_)) {
   std::byte* const out = handoff_.data() + QueryBytes(options);
   std::byte* const lse = out + OutBytes(options);
   queries_ = reinterpret_cast<float*>(handoff_.data());
@@ -144,6 +150,7 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
 }
 
 void CpuAttention::ResetPartials(int num_rows) {
+  ++num_steps_;
   std::fill_n(lse_, static_cast<int64_t>(num_rows) * options_.num_heads, kernels::kEmptyLse);
   for (Worker& worker : workers_) {
     for (const int row : worker.touched_rows) worker.touched[static_cast<size_t>(row)] = false;
@@ -165,7 +172,7 @@ void CpuAttention::RunWorker(int index, StepContext& step) {
     }
     TurnProgress& progress = step.turns[turn];
     if (blocks > 0) {
-      Flush(worker);
+      Flush(worker, turn);
       progress.last_report_ns.store(NowNs(), std::memory_order_relaxed);
       progress.cpu_reported.fetch_add(blocks, std::memory_order_seq_cst);
     }
@@ -255,7 +262,7 @@ int64_t CpuAttention::AttendTurn(Worker& worker, StepContext& step, int turn) {
       // its end all would merge at once, each into lines that another core holds.
       if (next != nullptr && !HaveSameReaders(step.attention(turn), parts[i], *next) &&
           HasPlenty(step, turn)) {
-        Flush(worker);
+        Flush(worker, turn);
       }
     }
     blocks += worker.claim.num_blocks;
@@ -347,8 +354,9 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
        .kept = {.memory = worker.kept.front().bytes, .is_left = is_left, .leave = worker.is_kept}});
 }
 
-void CpuAttention::Flush(Worker& worker) {
+void CpuAttention::Flush(Worker& worker, int turn) {
   const int64_t num_parts = static_cast<int64_t>(worker.touched_rows.size()) * parts_a_row_;
+  const int64_t of_turn = num_steps_ * options_.max_turns + turn;
   // Workers end a layer at the same time, with the same rows: each begins elsewhere, and leaves a
   // part that another one has for later. To sleep until it is free would cost more than all parts.
   const int64_t first = num_parts * (&worker - workers_.data()) / options_.num_workers;
@@ -358,7 +366,7 @@ void CpuAttention::Flush(Worker& worker) {
     size_t busy = 0;
     for (const int64_t part : worker.parts) {
       const int row = worker.touched_rows[static_cast<size_t>(part / parts_a_row_)];
-      if (!FlushPart(worker, row, part % parts_a_row_)) worker.parts[busy++] = part;
+      if (!FlushPart(worker, row, part % parts_a_row_, of_turn)) worker.parts[busy++] = part;
     }
     worker.parts.resize(busy);
     if (busy > 0) __builtin_ia32_pause();
@@ -367,20 +375,30 @@ void CpuAttention::Flush(Worker& worker) {
   worker.touched_rows.clear();
 }
 
-bool CpuAttention::FlushPart(Worker& worker, int row, int64_t part) {
-  const int v_dim = options_.geometry.v_dim;
-  const std::unique_lock lock(part_mutexes_[static_cast<size_t>(row * parts_a_row_ + part)],
-                              std::try_to_lock);
-  if (!lock.owns_lock()) return false;
-  const int64_t first = row * int64_t{options_.num_heads};
-  const int64_t begin = first + part * heads_a_part_;
-  const int64_t end = std::min(begin + heads_a_part_, first + options_.num_heads);
-  // The first partial of a row is written as it is: what lies there is of an earlier layer.
-  for (int64_t head = begin; head < end; ++head) {
-    const size_t at = static_cast<size_t>(head);
-    kernels::MergeState(v_dim, out_ + head * v_dim, lse_ + head,
-                        &worker.o[at * static_cast<size_t>(v_dim)], worker.m[at], worker.l[at]);
+bool CpuAttention::FlushPart(Worker& worker, int row, int64_t of_row, int64_t of_turn) {
+  Part& part = parts_[static_cast<size_t>(row * parts_a_row_ + of_row)];
+  if (part.is_taken.load(std::memory_order_relaxed) ||
+      part.is_taken.exchange(true, std::memory_order_acquire)) {
+    return false;
   }
+  const int v_dim = options_.geometry.v_dim;
+  const int64_t first = of_row * heads_a_part_;
+  const int64_t count = std::min(heads_a_part_, options_.num_heads - first);
+  const int64_t begin = row * int64_t{options_.num_heads} + first;
+  // All at once, since as a rule another core has them.
+  constexpr int64_t kLineValues = 64 / sizeof(float);
+  for (int64_t i = 0; i < count * v_dim; i += kLineValues) FetchToWrite(out_ + begin * v_dim + i);
+  // The first partial of a turn is written as it is: what lies there is of an earlier one.
+  if (part.turn != of_turn) std::fill_n(part.lse, count, kernels::kEmptyLse);
+  part.turn = of_turn;
+  for (int64_t i = 0; i < count; ++i) {
+    const size_t head = static_cast<size_t>(begin + i);
+    kernels::MergeState(v_dim, out_ + (begin + i) * v_dim, part.lse + i,
+                        &worker.o[head * static_cast<size_t>(v_dim)], worker.m[head],
+                        worker.l[head]);
+  }
+  std::copy_n(part.lse, count, lse_ + begin);
+  part.is_taken.store(false, std::memory_order_release);
   return true;
 }
 

@@ -2,10 +2,10 @@
 // leave one partial a row and head for the device to merge.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -56,6 +56,16 @@ class CpuAttention {
     int64_t num_blocks = 0;
   };
 
+  // Some heads of a row, which workers merge one at a time. A line of its own: what the next worker
+  // has to know comes with the lock.
+  struct alignas(64) Part {
+    static constexpr int64_t kMaxHeads = 12;
+    std::atomic<bool> is_taken{false};
+    int64_t turn = -1;          // That lse and the part of out_ are of, counted over all steps
+    float lse[kMaxHeads] = {};  // As in lse_, whose lines are those of many parts
+  };
+  static_assert(sizeof(Part) == 64);
+
   // A worker's running states; a row's are made empty when the layer's first claim touches it.
   struct Worker {
     std::vector<float> o, m, l;
@@ -97,9 +107,9 @@ class CpuAttention {
                   const Run* next);
   void Touch(Worker& worker, int row);
   // Merges what the worker has into out_ and lse_.
-  void Flush(Worker& worker);
-  // False when another worker has the part.
-  bool FlushPart(Worker& worker, int row, int64_t part);
+  void Flush(Worker& worker, int turn);
+  // False when another worker has the part. Turns are counted over all steps.
+  bool FlushPart(Worker& worker, int row, int64_t of_row, int64_t of_turn);
 
   const Options options_;
   const kernels::AttentionVariant& variant_;
@@ -114,7 +124,8 @@ class CpuAttention {
   std::vector<Worker> workers_;
   const int64_t heads_a_part_;
   const int64_t parts_a_row_;
-  std::vector<std::mutex> part_mutexes_;  // [max_rows, parts_a_row_], of out_ and lse_
+  std::vector<Part> parts_;  // [max_rows, parts_a_row_]
+  int64_t num_steps_ = 0;
 };
 
 }  // namespace writescope::attention
