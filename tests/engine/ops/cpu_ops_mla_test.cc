@@ -61,7 +61,8 @@ class MlaProblem {
     const std::vector<ReaderRows> reader_rows = {{0, rows, 0}};
     rig.ops().Attend({kv, c_.num_heads, q_out, spans, readers, reader_rows, state});
     float* latent = rig.Floats(rows * c_.num_heads * c_.latent);
-    rig.ops().MergeAttention({kv, rows, c_.num_heads, c_.latent, state, nullptr, nullptr, latent});
+    rig.ops().MergeAttention(
+        {kv, rows, c_.num_heads, c_.latent, state, nullptr, nullptr, false, latent});
     std::vector<Matrix> value_ups;
     for (const std::vector<float>& w : value_up_) {
       value_ups.push_back(rig.Load(w, c_.v_head, c_.latent, WeightType::kBf16));
