@@ -402,7 +402,7 @@ void Bench::QwenLayer() {
   }
 }
 
-int Main(bool tiny, const std::string& json, const std::string& command) {
+int Main(bool tiny, bool few, const std::string& json, const std::string& command) {
   auto device = device::CudaDevice::Create({.budget_bytes = (tiny ? 4 : 24) * kGiB});
   if (!device.ok()) {
     std::printf("no GPU: %s\n", device.status().ToString().c_str());
@@ -414,6 +414,9 @@ int Main(bool tiny, const std::string& json, const std::string& command) {
   if (tiny) {
     bench.Experts({"tiny", 256, 8, 2, 128, 64, WeightFormat::kInt4, 2}, {1, 40});
     bench.Experts({"tiny", 256, 8, 2, 128, 64, WeightFormat::kSource, 2}, {1, 40});
+  } else if (few) {
+    bench.Experts({"Qwen3-30B-A3B", 2048, 128, 8, 768, 0, WeightFormat::kInt4, 6}, {1, 8, 16});
+    bench.QwenLayer();
   } else {
     const std::vector<int> batches = {1, 4, 8, 16, 32, 128, 256, 2048};
     bench.Experts({"Qwen3-30B-A3B", 2048, 128, 8, 768, 0, WeightFormat::kInt4, 6}, batches);
@@ -434,11 +437,12 @@ int Main(bool tiny, const std::string& json, const std::string& command) {
 }  // namespace writescope::ops
 
 int main(int argc, char** argv) {
-  bool tiny = false;
+  bool tiny = false, few = false;
   std::string json;
   CLI::App app("Times of the GPU's part of a layer without attention");
   app.add_flag("--tiny", tiny, "Small sizes, which check that it runs");
+  app.add_flag("--few", few, "Only Qwen3-30B-A3B with 1, 8 and 16 tokens: to compare two versions");
   app.add_option("--json", json, "Where to write the result file");
   CLI11_PARSE(app, argc, argv);
-  return writescope::ops::Main(tiny, json, absl::StrJoin(argv, argv + argc, " "));
+  return writescope::ops::Main(tiny, few, json, absl::StrJoin(argv, argv + argc, " "));
 }

@@ -72,6 +72,35 @@ __device__ inline void CopyBulk(void* to_shared, const void* from, int bytes, ui
 #endif
 }
 
+// How the second cache is to keep what is copied: what is read once makes room before all else, so
+// that code, norms and the rows of a step stay while weights pass through.
+__device__ inline uint64_t ReadOncePolicy() {
+  uint64_t policy = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+__device__ inline uint64_t KeepPolicy() {
+  uint64_t policy = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+__device__ inline void CopyBulk(void* to_shared, const void* from, int bytes, uint64_t* barrier,
+                                uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(SharedAddress(to_shared)),
+      "l"(from), "r"(bytes), "r"(SharedAddress(barrier)), "l"(policy)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
 // What this thread has written to shared memory, copies that have landed included, is there for
 // operations that read it on their own: products of warpgroups. Before an Arrive that tells of it.
 __device__ inline void PublishToTensorCores() {

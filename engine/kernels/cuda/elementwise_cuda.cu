@@ -1,5 +1,6 @@
 #include <climits>
 
+#include "engine/kernels/cuda/cluster.h"
 #include "engine/kernels/cuda/elementwise_cuda.h"
 #include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/values.h"
@@ -144,32 +145,54 @@ struct Largest {
 };
 
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxParts = 8;  // Of a row, where a cluster takes it
 
-// A block takes a row. kVector: rows are multiples of 16 bytes and of 8 values.
-template <typename T, bool kVector>
+// A block takes a row, or the blocks of a cluster take a part of one each. kVector: rows are
+// multiples of 16 bytes and of 8 values.
+template <typename T, bool kVector, bool kCluster>
 __global__ void __launch_bounds__(kMaxThreads) MaxOfRowsKernel(int dim, const T* x, RowMax* to) {
+  constexpr int kParts = kCluster ? kMaxParts : 1;
+  constexpr int kStep = kParts * kMaxThreads;
   __shared__ Largest of_warps[kMaxThreads / 32];
+  __shared__ Largest of_parts[kParts];  // In the first block
+  if constexpr (kCluster) ArriveAtCluster();
   WaitForKernelBefore();
   LetNextKernelBegin();
-  x += static_cast<int64_t>(blockIdx.x) * dim;
+  const int row = static_cast<int>(blockIdx.x) / kParts,
+            part = static_cast<int>(blockIdx.x) % kParts;
+  const int first = part * kMaxThreads + static_cast<int>(threadIdx.x);
+  x += int64_t{row} * dim;
   Largest largest;
   if constexpr (kVector) {
 #pragma unroll 4
-    for (int d = threadIdx.x * 8; d < dim; d += kMaxThreads * 8) {
+    for (int d = first * 8; d < dim; d += kStep * 8) {
       float values[8];
       Load8(x + d, values);
 #pragma unroll
       for (int i = 0; i < 8; ++i) largest.Take(values[i], d + i);
     }
   } else {
-    for (int d = threadIdx.x; d < dim; d += kMaxThreads) largest.Take(ToFloat(x[d]), d);
+    for (int d = first; d < dim; d += kStep) largest.Take(ToFloat(x[d]), d);
   }
   largest.TakeOfWarp();
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
   __syncthreads();
-  if (threadIdx.x >= 32) return;
-  largest = of_warps[threadIdx.x];
-  largest.TakeOfWarp();
+  if (threadIdx.x < 32) {
+    largest = of_warps[threadIdx.x];
+    largest.TakeOfWarp();
+  }
+  if constexpr (kCluster) {
+    WaitForCluster();  // All blocks have begun.
+    if (threadIdx.x == 0) *InFirstOfCluster(&of_parts[part]) = largest;
+    __syncwarp();
+    ArriveAtCluster();
+    if (part != 0) return;
+    WaitForCluster();
+    if (threadIdx.x < 32) {
+      largest = of_parts[threadIdx.x % kParts];
+      largest.TakeOfWarp();
+    }
+  }
   if (threadIdx.x != 0) return;
   RowMax result;
   const bool is_any = largest.key != 0;  // Something that is no NaN
@@ -178,14 +201,18 @@ __global__ void __launch_bounds__(kMaxThreads) MaxOfRowsKernel(int dim, const T*
   // Nothing larger than -infinity is as if there were nothing.
   if (result.value == -INFINITY) result.index = 0;
   result.first_nan = largest.first_nan == INT_MAX ? -1 : largest.first_nan;
-  to[blockIdx.x] = result;
+  to[row] = result;
 }
 
 template <typename T>
 cudaError_t MaxOfRows(cudaStream_t stream, int num_rows, int dim, const void* x, RowMax* to) {
   const bool vector = dim % 8 == 0 && IsAligned16(x);
-  const auto kernel = vector ? &MaxOfRowsKernel<T, true> : &MaxOfRowsKernel<T, false>;
-  return LaunchEarly(stream, kernel, num_rows, kMaxThreads, 0, dim, static_cast<const T*>(x), to);
+  const int parts = HasSm90() ? kMaxParts : 1;
+  const auto kernel =
+      parts > 1 ? (vector ? &MaxOfRowsKernel<T, true, true> : &MaxOfRowsKernel<T, false, true>)
+                : (vector ? &MaxOfRowsKernel<T, true, false> : &MaxOfRowsKernel<T, false, false>);
+  return LaunchEarlyInClusters(stream, kernel, num_rows * parts, parts, kMaxThreads, 0, dim,
+                               static_cast<const T*>(x), to);
 }
 
 template <typename T>

@@ -100,6 +100,7 @@ __device__ void FillRing(const ExpertGemmArgs& args, const RingUnits& units, std
   const int64_t quant_bytes = Int4QuantBytes(args.rows, args.cols);
   RingCopy copies[kCopies];
   ExpertTile tile;
+  const uint64_t once = ReadOncePolicy(), keep = KeepPolicy();
   // Of the block's stages, `end` at most: weights, or none before stage `weights_from`; and values.
   const auto fill = [&](int end, int weights_from, bool weights, bool values) {
     RingPlace<Shape::kStages> place;
@@ -155,7 +156,8 @@ __device__ void FillRing(const ExpertGemmArgs& args, const RingUnits& units, std
           const int bytes = count * copies[j].group_bytes;
           const bool is_weight = j * 32 + lane < kWeightCopies;
           if (bytes > 0 && (is_weight ? with_weights : values)) {
-            CopyBulk(stage + copies[j].to, from[j], bytes, &full[place.stage]);
+            CopyBulk(stage + copies[j].to, from[j], bytes, &full[place.stage],
+                     is_weight ? once : keep);
           }
           from[j] += bytes;
         }
@@ -319,8 +321,8 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
       } else {
         multiply(std::integral_constant<int, Shape::kSlotTiles>());
       }
-      __syncwarp();
-      if (lane == 0) Arrive(&empty[place.stage]);
+      // Every lane for itself: what one of them tells for the others racecheck takes for a race.
+      Arrive(&empty[place.stage]);
       place.Next();
     }
     WriteUnit<Shape, kGated>(args, tile, unit_of_tile, part, band, lane, sums, shared);
@@ -340,7 +342,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
       InitBarrier(&full[i], 1);
-      InitBarrier(&empty[i], Shape::kMultipliers);
+      InitBarrier(&empty[i], Shape::kMultipliers * 32);
     }
     PublishBarriers();
   }
@@ -354,8 +356,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   RingUnits units;
   units.per_tile = args.rows / (Shape::template kOutTiles<kGated> * kInt4TileRows);
   const int64_t total = int64_t{tiles} * units.per_tile;
-  units.first = static_cast<int>(total * blockIdx.x / gridDim.x);
-  units.end = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+  // Blocks that begin together on a multiprocessor, of the first and of the second half of the
+  // grid, have neighbouring shares: not both of them have a unit more than others.
+  const int per_round = static_cast<int>(gridDim.x) / Shape::kBlocks;
+  const int share = static_cast<int>(blockIdx.x) % per_round * Shape::kBlocks +
+                    static_cast<int>(blockIdx.x) / per_round;
+  units.first = static_cast<int>(total * share / gridDim.x);
+  units.end = static_cast<int>(total * (share + 1) / gridDim.x);
   if (threadIdx.x / 32 == Shape::kMultipliers) {
     FillRing<Shape, kGated>(args, units, shared, full, empty);
   } else {

@@ -3,8 +3,7 @@
 // launch. The thread blocks share out the experts; one of them gets all logits, and goes on alone:
 // where they fit into a cluster (sm_90) the first, in whose shared memory the others leave them,
 // else the last of them to be done, by way of global memory.
-#include <cooperative_groups.h>
-
+#include "engine/kernels/cuda/cluster.h"
 #include "engine/kernels/cuda/launch.h"
 #include "engine/kernels/cuda/router_choice.h"
 #include "engine/kernels/cuda/router_cuda.h"
@@ -40,26 +39,6 @@ struct RouteShared {
   float logits[kRouteFewTokens * kClusterBlocks * kRows];  // [num_tokens, num_experts]
   bool last;
 };
-
-// What the first thread block of a cluster has at the same place.
-__device__ float* InFirstOfCluster(float* shared) {
-#if __CUDA_ARCH__ >= 900
-  return cooperative_groups::this_cluster().map_shared_rank(shared, 0);
-#else
-  return shared;
-#endif
-}
-// All threads of a cluster arrive, and those that wait then see what was written before.
-__device__ void ArriveAtCluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ void WaitForCluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 
 __device__ float SumOfSquares(const uint4& bits) {
   float values[8];
@@ -174,6 +153,18 @@ __device__ void SortFew(const RouteFewArgs& args, RouteShared& shared) {
   for (int i = total + threadIdx.x; i < args.num_tiles; i += kThreads) args.tiles[i] = {0, 0, 0, 0};
 }
 
+// The same for one token, whose experts differ, by one warp: lane i has the i-th expert.
+__device__ void SortOneToken(const RouteFewArgs& args, int mine) {
+  const int lane = threadIdx.x % 32, k = args.config.experts_per_token;
+  int slot = 0;
+  for (int i = 0; i < k; ++i) slot += __shfl_sync(kAllLanes, mine, i) < mine;
+  if (lane < k) {
+    args.slot_pairs[slot] = lane;
+    args.tiles[slot] = {mine, slot, 1, 0};
+  }
+  for (int i = k + lane; i < args.num_tiles; i += 32) args.tiles[i] = {0, 0, 0, 0};
+}
+
 template <int kSlotTiles, int kPerLane, bool kCluster>
 __global__ void __launch_bounds__(kThreads, 1)
     RouteFewKernel(const __grid_constant__ RouteFewArgs args) {
@@ -281,8 +272,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         RouteToken<kPerLane, kCluster>(args.config, warp, kCluster ? shared.logits : args.logits,
                                        /*replay=*/false, args.experts, args.weights);
     const int k = args.config.experts_per_token;
+    if (args.num_tokens == 1) SortOneToken(args, mine);
     if (lane < k) shared.pairs[warp * k + lane] = mine;
   }
+  if (args.num_tokens == 1) return;
   const int num_pairs = args.num_tokens * args.config.experts_per_token;
   // To whole fours, by what is no expert and comes after all.
   if (threadIdx.x < 4 && num_pairs + threadIdx.x < kRouteFewPairs) {

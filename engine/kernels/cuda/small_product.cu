@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(kWarps * 32, (kSlotTiles == 1 ? 2 : 1) * kMany
     float value = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) value += warp_sums[w][slot][r];
-    StoreProduct(args, blockIdx.y * args.y_batch + slot * args.y_stride + first_row + r, value);
+    const int64_t at = blockIdx.y * args.y_batch + slot * args.y_stride + first_row + r;
+    StoreProduct(args, at, value, ValueBefore(args, at));
   }
 }
 
