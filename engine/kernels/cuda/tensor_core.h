@@ -9,8 +9,6 @@
 
 #include <cstdint>
 
-#include "engine/kernels/cuda/async_copy.h"
-
 namespace writescope::kernels {
 
 // c += a * b; a: weights, 16 rows; b: values, 8 slots. Lane 4g + t holds c of rows g (c[0], c[1])
@@ -62,17 +60,12 @@ __device__ inline uint4 LoadValues(const __nv_bfloat16* row, int col, int cols, 
   return bits;
 }
 
-// Weights are read once: they go past the first cache, and leave the second before all else.
+// Weights are read once: they go past the first cache.
 __device__ inline uint4 LoadOnce(const void* at) {
   uint4 bits;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const uint64_t policy = ReadOncePolicy();
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-               : "l"(at), "l"(policy));
-#else
-  bits = *static_cast<const uint4*>(at);
-#endif
+               : "l"(at));
   return bits;
 }
 
