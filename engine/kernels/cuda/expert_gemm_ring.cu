@@ -321,7 +321,7 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
       } else {
         multiply(std::integral_constant<int, Shape::kSlotTiles>());
       }
-      // Every lane for itself: what one of them tells for the others racecheck takes for a race.
+      // Every lane for itself: none has to have read for another to tell so.
       Arrive(&empty[place.stage]);
       place.Next();
     }

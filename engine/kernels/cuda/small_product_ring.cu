@@ -143,7 +143,7 @@ __device__ void MultiplyRows(const SmallProductArgs& args, const Rows& rows, flo
         Mma(first, values.x[b].x, values.x[b].y, sums);
         Mma(second, values.x[b].z, values.x[b].w, sums);
       }
-      // Every lane for itself: what one of them tells for the others racecheck takes for a race.
+      // Every lane for itself: none has to have read for another to tell so.
       if (refills-- > 0) Arrive(&ring.empty[ring.stage]);
       ring.Next();
     };
