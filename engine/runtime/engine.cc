@@ -336,10 +336,10 @@ class EngineImpl final : public Engine {
                            loaded_.sized.plan.host_total_bytes);
   }
 
-  // Whether rates are measured over the regions, which hold nothing yet: a little of a host's
-  // memory can be faster than all of it. (2 GiB of 96 in one run: 120 GB/s of attention beside
-  // copies, and 84 over the region.) Small regions lie in caches, and the budgets leave room for a
-  // probe's own memory only before everything else.
+  // Whether rates are measured over the regions, which hold zeros yet (some percent too fast; to
+  // fill them would take seconds): a little of a host's memory can be faster than all of it. (2 GiB
+  // of 96 in one run: 120 GB/s of attention beside copies, and 84 over the region.) Small regions
+  // lie in caches, and the budgets leave room for a probe's own memory only before everything else.
   bool ProbesRegions() const {
     const RateProbeOptions probe = ProbeOptions();
     const auto region_bytes = [&](kvcache::RegionKind kind) {

@@ -40,9 +40,10 @@ RateProbeOptions ProbeOptionsFor(const EngineOptions& options, const model::Mode
                                  int64_t host_total_bytes);
 
 // Attends to blocks of a scratch buffer in host memory with the workers' kernel, and copies them
-// over the link, first alone, then both at once. Keys, values and queries are drawn: with zeros no
-// row's greatest score ever changes, and products take less power, which made 4 % on an Emerald
-// Rapids. Takes about four times `seconds`, and memory that it gives back.
+// over the link, first alone, then both at once. Queries are drawn, and in memory of the probe's
+// own keys and values too: with zeros no row's greatest score ever changes, and products take less
+// power, which made some percent on an Emerald Rapids. Memory that is given is read as it is. Takes
+// about four times `seconds`, and memory that it gives back.
 absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
                                                     const RateProbeOptions& options);
 

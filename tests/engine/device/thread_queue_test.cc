@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <latch>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -159,6 +162,26 @@ TEST(ThreadQueue, LostFlagIsOneErrorAndWaitsDoNotAddUp) {
   queue.WaitFlag(&flag, 1, absl::Milliseconds(10), nullptr);
   ASSERT_TRUE(queue.Record().Wait(kLong).ok());
   EXPECT_TRUE(queue.TakeError().ok());
+}
+
+TEST(ThreadQueue, AWaitTellsWhenItSawTheFlagOrGaveUp) {
+  ThreadQueue queue("q", nullptr);
+  std::atomic<uint64_t> flag{0};
+  double seen_s = 0;
+  queue.WaitFlag(&flag, 1, kLong, &seen_s);
+  const Event behind = queue.Record();
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const double set_s = NowSeconds();
+  flag.store(1, std::memory_order_release);
+  ASSERT_TRUE(behind.Wait(kLong).ok());
+  EXPECT_GE(seen_s, set_s);
+  EXPECT_LE(seen_s, NowSeconds());
+  const double before_s = NowSeconds();
+  queue.WaitFlag(&flag, 2, absl::Milliseconds(20), &seen_s);
+  ASSERT_TRUE(queue.Record().Wait(kLong).ok());
+  EXPECT_GE(seen_s, before_s + 0.02);
+  EXPECT_LE(seen_s, NowSeconds());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(queue.TakeError()));
 }
 
 TEST(ThreadQueue, RecordedTimesRiseInOrder) {
