@@ -36,7 +36,8 @@ const icu::UnicodeSet& DecimalDigitSet() {
 }
 
 const icu::UnicodeSet& WordSet() {
-  static const icu::UnicodeSet set = FromPattern("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]");
+  static const icu::UnicodeSet set =
+      FromPattern("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\u00B2\\u00B3\\u00B9\\u00BC-\\u00BE]");
   return set;
 }
 
@@ -45,8 +46,9 @@ bool IsWhiteSpace(char32_t character) {
 }
 
 bool IsWordCharacter(char32_t character) {
-  const bool joiner = character == 0x200C || character == 0x200D;
-  return joiner || WordSet().contains(static_cast<UChar32>(character)) != 0;
+  static const icu::UnicodeSet set =
+      FromPattern("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]");
+  return set.contains(static_cast<UChar32>(character)) != 0;
 }
 
 bool IsNumeric(char32_t character) {

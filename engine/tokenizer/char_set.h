@@ -25,13 +25,14 @@ class CharSet {
   std::unique_ptr<const icu::UnicodeSet> set_;
 };
 
-// What `\s`, `\d` and `\w` mean in the regular expressions of tokenizer.json.
+// What `\s`, `\d` and `\w` mean in the regular expressions of tokenizer.json. Oniguruma, which the
+// files are written for, counts the superscripts and fractions of Latin-1 as words and no others.
 const icu::UnicodeSet& WhiteSpaceSet();
 const icu::UnicodeSet& DecimalDigitSet();
 const icu::UnicodeSet& WordSet();
 
 bool IsWhiteSpace(char32_t character);
-bool IsWordCharacter(char32_t character);  // WordSet, and the characters that join words.
+bool IsWordCharacter(char32_t character);  // At the edges of added tokens that are whole words.
 bool IsNumeric(char32_t character);        // General category N: decimal digits, letters, others.
 
 }  // namespace writescope::tokenizer

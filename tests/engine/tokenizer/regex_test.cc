@@ -206,6 +206,20 @@ TEST(UnicodeRegexTest, WhiteSpaceIsUnicodeWhiteSpace) {
   EXPECT_TRUE(FindAll(*regex, "\u180e\u200b\x1c").empty());
 }
 
+TEST(UnicodeRegexTest, WordCharactersAreOnigurumas) {
+  const auto regex = UnicodeRegex::Compile(R"(\w)");
+  ASSERT_TRUE(regex.ok()) << regex.status();
+  // One of each kind: letters, a mark, digits, a joiner of words, letters among numbers and symbols
+  // (U+2167, U+24B6), and the numbers of Latin-1 (U+00B2, U+00BD), but no others (U+2082, U+2153).
+  for (const char* word :
+       {"a", "é", "字", "\u0301", "7", "٣", "_", "‿", "Ⅷ", "Ⓐ", "²", "³", "¹", "¼", "½", "¾"}) {
+    EXPECT_EQ(FindAll(*regex, word), (Ranges{{0, std::string(word).size()}})) << word;
+  }
+  for (const char* other : {" ", "-", "₂", "⅓", "①", "€", "\u200D"}) {
+    EXPECT_EQ(FindAll(*regex, other), Ranges{}) << other;
+  }
+}
+
 TEST(UnicodeRegexTest, RefusesByName) {
   const struct {
     const char* pattern;
