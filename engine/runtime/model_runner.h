@@ -121,7 +121,9 @@ class ModelRunner {
   absl::StatusOr<StepResult> Run(std::span<const StepSlice> slices, const StepOptions& options,
                                  const LogitsSink& sink, int* full_slice);
   // The same for sequences whose blocks are all on the device, one token each; may be called from
-  // StepOptions::between. With `may_replay` a recording is used or made.
+  // StepOptions::between. With `may_replay` a recording is used or made. ABORTED: a copy that was
+  // kept of a spilled block has given its room to a block of this step; who has lost it steps by
+  // Run.
   absl::Status RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
                            int* full_slice, bool may_replay = true);
   const RecordingCounts& recording_counts() const { return recordings_.counts(); }

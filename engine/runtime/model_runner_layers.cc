@@ -143,7 +143,7 @@ absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const L
   const MicroBatch& batch = step.parts.front();
   if (batch.attention.runs.spilled_blocks() > 0) {
     Abandon(step);
-    return absl::InternalError("a resident step over spilled blocks");
+    return absl::AbortedError("a block that is kept on the device gave way to one of this step");
   }
   const int num_rows = static_cast<int>(step.tokens.size());
   const bool all_logits = step.logit_rows.size() == step.tokens.size();

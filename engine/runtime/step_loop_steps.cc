@@ -247,10 +247,12 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   }
   model_.LearnDeviceAttention(result->attention.resident_bytes + result->attention.link_bytes,
                               result->attention.device_attention_s);
-  // Nobody may starve, also when the CPU leaves no idle time.
+  // Nobody may starve, also when the CPU leaves no idle time. Who had spilled blocks kept on the
+  // device may have lost them to blocks of this step.
   stepping = resident;
   std::erase_if(stepping, [&](ActiveRequest* request) {
-    return request->paused || request->finish().has_value() || errors_.contains(request->id());
+    return request->paused || request->finish().has_value() || errors_.contains(request->id()) ||
+           !runner_.IsResident(request->slot);
   });
   if (pacer.num_steps() == 0 && !stepping.empty()) RunResident(stepping);
 }
@@ -263,6 +265,8 @@ void StepLoop::HandleStepError(const std::vector<ActiveRequest*>& requests,
   }
   // Who asked for it is ended in the next round.
   if (absl::IsCancelled(status)) return;
+  // Nothing was done: the next round finds out anew who is resident.
+  if (absl::IsAborted(status)) return;
   if (absl::IsDataLoss(status) && full_slice >= 0) {
     errors_[requests[static_cast<size_t>(full_slice)]->id()] = WithReason(status, "KV_INTEGRITY");
     return;

@@ -14,6 +14,7 @@
 #include "tests/support/collect_sink.h"
 #include "tests/support/demo_engine.h"
 #include "tests/support/demo_prompt.h"
+#include "tests/support/seed.h"
 
 namespace writescope::runtime {
 namespace {
@@ -367,6 +368,47 @@ TEST(EngineTest, MoreThanTheCacheHoldsIsPausedOrReadAgainNotLost) {
     EXPECT_EQ(sink->tokens().size(), 700u);
   }
   EXPECT_EQ(engine->state().moved_bytes_total, 0);
+}
+
+// A sequence whose spilled blocks are kept on the device counts as resident until another one needs
+// the room: in a step of its own, or in the very step that was planned for it.
+TEST(EngineTest, ACopyThatGivesWayToABlockEndsNoRequest) {
+  EngineOptions options = DemoOptions();
+  options.model_dir = WRITESCOPE_TESTDATA_DIR "/goldens/qwen3_moe";
+  options.ring_bytes = 1 << 20;
+  options.prefill_chunk_tokens = 256;
+  options.max_queue = 1000;
+  const auto plan = Engine::Plan(options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  options.vram_budget_bytes = 10 * kBlockTokens * plan->kv_bytes_per_token;
+  for (const MemoryPlan::Item& item : plan->items) {
+    if (item.on_device && item.name != "KV region device") {
+      options.vram_budget_bytes += item.size_bytes;
+    }
+  }
+  const auto engine = MakeEngine(options);
+  ASSERT_NE(engine, nullptr);
+  std::mt19937 rng(testing_support::TestSeed());
+  std::vector<std::shared_ptr<CollectSink>> sinks;
+  for (int i = 0; i < 500; ++i) {
+    // Beginnings of one text, so that sequences begin with each other's blocks in host memory.
+    GenerateRequest request;
+    std::vector<TokenId> prompt(rng() % 4 == 0 ? 250 : 30 + rng() % 150);
+    for (size_t t = 0; t < prompt.size(); ++t) {
+      prompt[t] = static_cast<TokenId>((t * 37 + t / 11) % 120);
+    }
+    request.prompt = std::move(prompt);
+    request.stopping.max_tokens = 1 + rng() % 100;
+    request.stopping.ignore_eos = true;
+    request.sampling.seed = i;
+    sinks.push_back(std::make_shared<CollectSink>());
+    ASSERT_TRUE(engine->Submit(std::move(request), sinks.back()).ok());
+  }
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->Await(absl::Seconds(120)));
+    EXPECT_TRUE(sink->status().ok()) << sink->status();
+  }
+  EXPECT_EQ(engine->state().failed_steps_total, 0);
 }
 
 TEST(EngineTest, AShortChatDoesNotWaitForTheLinkOfALongOne) {

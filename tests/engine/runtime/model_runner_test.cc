@@ -155,6 +155,43 @@ TEST_P(ResidentSteps, AreStepsLikeOthers) {
   }
 }
 
+// The second sequence has a block in host memory, of which a copy is kept on the device; the block
+// that the first one's token fills takes the room of that copy.
+TEST(ModelRunner, AResidentStepWhoseBlockTakesAKeptCopysRoomIsCalledOff) {
+  auto tiny = TinyModel::Load({.dir = WRITESCOPE_TESTDATA_DIR "/goldens/qwen3_moe",
+                               .blocks = {4, 0, 16, 0},
+                               .prefix_cache = false});
+  ASSERT_TRUE(tiny.ok()) << tiny.status();
+  ModelRunner& runner = *(*tiny)->runner;
+  const attention::SharePlan share = {.cpu_share = 0.5, .handoff = true};
+  Driver grows(**tiny, 4);
+  ASSERT_TRUE(grows.Feed(Tokens(1, 127), 64, false, share).ok());
+  Driver kept(**tiny, 8);
+  ASSERT_TRUE(kept.Feed(Tokens(2, 192), 64, false, share).ok());
+  const std::vector<TokenId> next = {3};
+  const StepSlice of_grows = {.slot = grows.slot(), .tokens = next};
+  const StepSlice of_kept = {.slot = kept.slot(), .tokens = next};
+  const auto sink = [](int, int64_t, const RowLogits&) {};
+  int full_slice = -1;
+  EXPECT_FALSE(runner.IsResident(kept.slot()));
+  ASSERT_TRUE(
+      runner.Run(std::span(&of_kept, 1), {.share = share, .retain_keep_free = 0}, sink, &full_slice)
+          .ok());
+  ASSERT_TRUE(runner.IsResident(kept.slot()));
+  ASSERT_TRUE(runner.IsResident(grows.slot()));
+
+  const std::vector<StepSlice> both = {of_kept, of_grows};
+  const absl::Status status = runner.RunResident(both, sink, &full_slice);
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_EQ(runner.cache().length(kept.slot()), 193);
+  EXPECT_EQ(runner.cache().length(grows.slot()), 127);
+  EXPECT_FALSE(runner.IsResident(kept.slot()));
+  ASSERT_TRUE(runner.IsResident(grows.slot()));
+  EXPECT_TRUE(runner.RunResident(std::span(&of_grows, 1), sink, &full_slice).ok());
+  EXPECT_TRUE(
+      runner.Run(std::span(&of_kept, 1), {.share = share}, sink, &full_slice).status().ok());
+}
+
 class SpilledSteps : public ::testing::TestWithParam<const char*> {
  protected:
   // Logits by step: of two sequences with spilled KV, and of a resident one that steps inside.
