@@ -101,9 +101,10 @@ __device__ inline void CopyBulk(void* to_shared, const void* from, int bytes, ui
 #endif
 }
 
-// What this thread has written to shared memory, copies that have landed included, is there for
-// operations that read it on their own: products of warpgroups. Before an Arrive that tells of it.
-__device__ inline void PublishToTensorCores() {
+// Bulk copies and products of warpgroups take a way of their own to shared memory. Between what
+// this thread has written, copies that have landed included, and a product that reads it; and
+// between what it has read and a bulk copy over it. Before the Arrive that tells of either.
+__device__ inline void FenceAsyncProxy() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif

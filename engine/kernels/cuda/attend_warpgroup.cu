@@ -327,7 +327,7 @@ __device__ inline void Consume(const TileCall& call, const RowTile& tile, std::b
   const int warp_row = group_row + threadIdx.x % kGroupThreads / kWarpLanes * 16;
   queries += group * S::kQueryBytes;
   StageQueries<S>(call.rows, tile, group_row, queries);
-  PublishToTensorCores();
+  FenceAsyncProxy();
   SyncNamed(kGroupBarrier + group, kGroupThreads);
 
   Consumer<S> consumer{.stages = stages, .group = group, .lane = lane};

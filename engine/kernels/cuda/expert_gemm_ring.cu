@@ -322,6 +322,7 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
         multiply(std::integral_constant<int, Shape::kSlotTiles>());
       }
       // Every lane for itself: none has to have read for another to tell so.
+      FenceAsyncProxy();
       Arrive(&empty[place.stage]);
       place.Next();
     }

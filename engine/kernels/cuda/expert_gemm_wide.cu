@@ -64,7 +64,7 @@ __device__ void FetchStages(const ExpertGemmArgs& args, const WideWork& work, st
   int issued = 0;
   // The stage before the last has landed once only the last is pending.
   const auto publish = [&](int stage) {
-    PublishToTensorCores();
+    FenceAsyncProxy();
     Arrive(&full[stage % kStages]);
   };
   for (int unit = blockIdx.x; unit < work.units; unit += gridDim.x) {

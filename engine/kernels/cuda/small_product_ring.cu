@@ -144,7 +144,10 @@ __device__ void MultiplyRows(const SmallProductArgs& args, const Rows& rows, flo
         Mma(second, values.x[b].z, values.x[b].w, sums);
       }
       // Every lane for itself: none has to have read for another to tell so.
-      if (refills-- > 0) Arrive(&ring.empty[ring.stage]);
+      if (refills-- > 0) {
+        FenceAsyncProxy();
+        Arrive(&ring.empty[ring.stage]);
+      }
       ring.Next();
     };
     if (keeps) {

@@ -130,6 +130,9 @@ const MoeCase kCases[] = {
     {.tokens = 3, .hidden = 128, .width = 2176, .num_experts = 4, .k = 2},
     {.tokens = 100, .hidden = 256, .width = 128, .num_experts = 6, .k = 2},
     {.tokens = 150, .hidden = 256, .width = 128, .num_experts = 16, .k = 4, .all_on_one = true},
+    // More steps of columns than the tiled and the wide kernel have stages.
+    {.tokens = 100, .hidden = 680, .width = 40, .num_experts = 6, .k = 2},
+    {.tokens = 100, .hidden = 768, .width = 128, .num_experts = 6, .k = 2},
 };
 
 class MoeProblem {
