@@ -54,13 +54,21 @@ __global__ void WaitFlagKernel(const __grid_constant__ FlagWait wait) {
 #endif
 }
 
-__global__ void ClockStampKernel(ClockWords* words, uint64_t turn, uint64_t timeout_ns) {
+__global__ void ClockStampKernel(ClockWords* words, uint64_t turn, uint64_t timeout_ns,
+                                 uint64_t* ended_ns) {
   StoreReleaseSystem(&words->ready, turn);
   const uint64_t start_ns = GlobalNs();
   while (LoadAcquireSystem(&words->go) != turn && GlobalNs() - start_ns <= timeout_ns) {
   }
   words->stamp_ns = GlobalNs();
   StoreReleaseSystem(&words->done, turn);
+  *ended_ns = GlobalNs();
+}
+
+__global__ void ClockFollowKernel(ClockWords* words, uint64_t turn, const uint64_t* ended_ns) {
+  words->begun_ns = GlobalNs();
+  words->ended_ns = *ended_ns;
+  StoreReleaseSystem(&words->followed, turn);
 }
 
 }  // namespace
@@ -71,8 +79,14 @@ cudaError_t LaunchWaitFlag(cudaStream_t stream, const FlagWait& wait) {
 }
 
 cudaError_t LaunchClockStamp(cudaStream_t stream, ClockWords* words, uint64_t turn,
-                             uint64_t timeout_ns) {
-  ClockStampKernel<<<1, 1, 0, stream>>>(words, turn, timeout_ns);
+                             uint64_t timeout_ns, uint64_t* ended_ns) {
+  ClockStampKernel<<<1, 1, 0, stream>>>(words, turn, timeout_ns, ended_ns);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchClockFollow(cudaStream_t stream, ClockWords* words, uint64_t turn,
+                              const uint64_t* ended_ns) {
+  ClockFollowKernel<<<1, 1, 0, stream>>>(words, turn, ended_ns);
   return cudaGetLastError();
 }
 

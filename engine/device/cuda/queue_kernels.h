@@ -33,9 +33,16 @@ struct ClockWords {
   uint64_t go = 0;
   uint64_t stamp_ns = 0;  // By the device: its time when it saw `go`, or had waited for long enough
   uint64_t done = 0;      // By the device: the stamp is written
+  uint64_t ended_ns = 0;  // By the device: its time at the end of the kernel that stamps
+  uint64_t begun_ns = 0;  // And at the begin of the next
+  uint64_t followed = 0;  // By the device: both are written
 };
-// Sets ready to `turn`, waits until go is, at most timeout_ns, and stamps.
+// Sets ready to `turn`, waits until go is, at most timeout_ns, and stamps. Its end it leaves in
+// *ended_ns, which is the device's own: it has nothing to wait for behind it.
 cudaError_t LaunchClockStamp(cudaStream_t stream, ClockWords* words, uint64_t turn,
-                             uint64_t timeout_ns);
+                             uint64_t timeout_ns, uint64_t* ended_ns);
+// Behind that one, with an event between: tells between which times the event was.
+cudaError_t LaunchClockFollow(cudaStream_t stream, ClockWords* words, uint64_t turn,
+                              const uint64_t* ended_ns);
 
 }  // namespace writescope::device

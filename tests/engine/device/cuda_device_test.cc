@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -181,6 +182,55 @@ TEST(CudaDeviceTest, TimesAreOnTheHostsClock) {
     EXPECT_GT(end_s - start_s, 0.5e-3);  // 64 MiB at no more than 128 GB/s
     std::this_thread::sleep_for(std::chrono::milliseconds(700));
   }
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// What follows each other does so in the times that are told, those of events, of waits and of the
+// host. The bounds leave no room for clocks that are 5 us apart.
+TEST(CudaDeviceTest, TimesOfEventsOfWaitsAndOfTheHostAgreeToMicroseconds) {
+  SKIP_WITHOUT_GPU();
+  auto device = Make();
+  ASSERT_NE(device, nullptr);
+  if (device->flag_waits() != FlagWaits::kStream) GTEST_SKIP() << "the GPU is serialised";
+  constexpr int64_t kBusyBytes = 512 * kMiB;
+  Buffer there = *device->AllocateDevice(kBusyBytes, "there");
+  Buffer memory = *device->AllocateHost(4096, HostMemory::kPageLocked, "flags");
+  auto* to_host = new (memory.data()) std::atomic<uint64_t>(0);
+  auto* to_device = new (memory.data() + 64) std::atomic<uint64_t>(0);
+  CudaQueue& queue = device->compute();
+  std::vector<double> out_us, back_us, end_us;
+  for (uint64_t step = 1; step <= 60; ++step) {
+    double published_s = 0, seen_s = 0, ended_s = 0;
+    queue.Zero(there.data(), kBusyBytes);  // All that follows is submitted when it is done.
+    queue.RecordTime(&published_s);
+    queue.SetFlag(to_host, step);
+    queue.WaitFlag(to_device, step, absl::Seconds(5), &seen_s);
+    queue.RecordTime(&ended_s);
+    const Event end = queue.Record();
+    while (to_host->load(std::memory_order_acquire) < step) {
+    }
+    const double arrived_s = NowSeconds();
+    while (NowSeconds() < arrived_s + 50e-6) {
+    }
+    const double set_s = NowSeconds();
+    to_device->store(step, std::memory_order_release);
+    ASSERT_TRUE(end.Wait(absl::Seconds(10)).ok());
+    out_us.push_back(1e6 * (arrived_s - published_s));
+    back_us.push_back(1e6 * (seen_s - set_s));
+    end_us.push_back(1e6 * (ended_s - seen_s));
+    // Over several bases.
+    if (step % 15 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  }
+  EXPECT_GT(Median(out_us), 0);
+  EXPECT_LT(Median(out_us), 5);
+  EXPECT_GT(Median(back_us), 0);
+  EXPECT_LT(Median(back_us), 5);
+  EXPECT_GT(Median(end_us), 0);
 }
 
 TEST(CudaDeviceTest, ArgumentsOutliveTheirSubmission) {
