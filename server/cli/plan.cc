@@ -1,5 +1,6 @@
 #include "server/cli/plan.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -59,6 +60,18 @@ std::string RowText(int64_t context_tokens, const DecodePlan& plan) {
                          plan.memory.fits_host ? "" : "  does not fit the host");
 }
 
+// What a worker takes beside weights and KV where it is told nothing else. Budgets of a few GiB are
+// those of the CPU device, which has no context of a GPU's libraries in its memory.
+void SizeFixedParts(const ModelShape& shape, const MachineProfile& profile,
+                    DecodeRequest* request) {
+  constexpr int64_t kWorkspaceDivisor = 8;
+  constexpr int64_t kRingDivisor = 8;
+  const int64_t budget = profile.device_budget_bytes;
+  request->workspace_bytes = std::min(request->workspace_bytes, budget / kWorkspaceDivisor);
+  const int64_t room = budget - shape.weight_bytes - request->workspace_bytes;
+  request->ring_bytes = std::min(request->ring_bytes, std::max<int64_t>(room, 0) / kRingDivisor);
+}
+
 std::vector<int64_t> DefaultContexts(int64_t limit) {
   std::vector<int64_t> contexts;
   for (int64_t context = 8192; context < limit; context *= 4) contexts.push_back(context);
@@ -83,6 +96,7 @@ absl::StatusOr<std::string> FormatPlan(const PlanFlags& flags) {
     DecodeRequest request;
     request.batch_size = flags.batch_size;
     request.context_tokens = context;
+    SizeFixedParts(shape, profile, &request);
     ASSIGN_OR_RETURN(const DecodePlan plan, roofline::PlanDecode(shape, profile, request));
     if (text.empty()) {
       text = absl::StrCat(MemoryText(shape, profile, plan.memory), "\nprediction for a batch of ",

@@ -68,5 +68,24 @@ TEST(Plan, PredictsOrSaysWhatIsMissing) {
               ::testing::HasSubstr("no-such-file.json"));
 }
 
+// The CPU device's budgets are of some MiB; a worker there takes 10 MiB beside weights and KV.
+TEST(ModelShape, PlanOfASmallBudgetLeavesRoomForKvAsAWorkerDoes) {
+  const std::string deploy = std::string(kSource) + "/deploy/";
+  PlanFlags flags;
+  flags.model_dir = deploy + "demo-model";
+  flags.profile = deploy + "machine-profiles/v100-pcie3.json";
+  flags.vram_budget_bytes = int64_t{64} << 20;
+  const auto text = FormatPlan(flags);
+  ASSERT_TRUE(text.ok()) << text.status();
+  // writescope-worker --plan-only says 39424.
+  EXPECT_THAT(*text, ::testing::HasSubstr("workspace 8.0 MiB, ring 5.5 MiB"));
+  EXPECT_THAT(*text, ::testing::ContainsRegex("tokens     39[0-9][0-9][0-9] resident"));
+  // A GPU's is as large as it was.
+  flags.vram_budget_bytes = int64_t{8} << 30;
+  const auto large = FormatPlan(flags);
+  ASSERT_TRUE(large.ok()) << large.status();
+  EXPECT_THAT(*large, ::testing::HasSubstr("workspace 512.0 MiB, ring 256.0 MiB"));
+}
+
 }  // namespace
 }  // namespace writescope::cli
