@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/base/bf16.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 
@@ -14,10 +15,6 @@ namespace {
 
 // Small enough to share work evenly at the end of a layer, large enough that a claim costs nothing.
 constexpr int64_t kClaimBytes = 128 * kKiB;
-// While much is left a claim is larger: a worker then meets fewer sequences, each of which it has
-// to start and to merge. (128 sequences of 8K in one run: 784 and 748 ms a step with 4 and 8 MiB,
-// 828 with 2; in another 734, 739 and 757.)
-constexpr int64_t kMaxClaimBytes = 8 * kMiB;
 constexpr int64_t kClaimsPerWorker = 4;
 constexpr int64_t kLastClaimBytes = 256 * kKiB;
 constexpr int64_t kLeastClaimsPerWorker = 32;
@@ -83,8 +80,11 @@ class EarlyFetch {
   int64_t part_done_bytes_ = 0;
 };
 
+int64_t QueryRowBytes(const CpuAttention::Options& o) {
+  return o.num_heads * int64_t{o.geometry.k_dim} * KvDtypeBytes(o.query_dtype);
+}
 int64_t QueryBytes(const CpuAttention::Options& o) {
-  return RoundUp(int64_t{4} * o.max_rows * o.num_heads * o.geometry.k_dim, 64);
+  return RoundUp(o.max_rows * QueryRowBytes(o), 64);
 }
 int64_t OutBytes(const CpuAttention::Options& o) {
   return RoundUp(int64_t{4} * o.max_rows * o.num_heads * o.geometry.v_dim, 64);
@@ -126,13 +126,14 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
       last_claim_blocks_(std::max(claim_blocks_, kLastClaimBytes / options.geometry.block_bytes())),
       max_claim_blocks_(std::max(claim_blocks_, kMaxClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
+      query_row_bytes_(QueryRowBytes(options)),
       workers_(static_cast<size_t>(options.num_workers)),
       heads_a_part_(std::clamp<int64_t>(kPartValues / options.geometry.v_dim, 1, Part::kMaxHeads)),
       parts_a_row_((options.num_heads + heads_a_part_ - 1) / heads_a_part_),
       parts_(static_cast<size_t>(options.max_rows * parts_a_row_)) {
   std::byte* const out = handoff_.data() + QueryBytes(options);
   std::byte* const lse = out + OutBytes(options);
-  queries_ = reinterpret_cast<float*>(handoff_.data());
+  queries_ = handoff_.data();
   out_ = reinterpret_cast<float*>(out);
   lse_ = reinterpret_cast<float*>(lse);
   flags_ = reinterpret_cast<HandoffFlags*>(lse + LseBytes(options));
@@ -321,7 +322,7 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
   }
   const bool is_left = worker.is_kept;
   worker.is_kept = next != nullptr && HaveSameReaders(attention, part, *next);
-  worker.q_rows.clear();
+  FindQueries(worker, attention, readers, is_left);
   worker.o_rows.clear();
   worker.m_rows.clear();
   worker.l_rows.clear();
@@ -330,7 +331,6 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
       const int64_t row = RowOf(attention, reader);
       for (int64_t g = 0; g < group; ++g) {
         const int64_t head = row * heads + kv_head * group + g;
-        worker.q_rows.push_back(queries_ + head * kv.k_dim);
         worker.o_rows.push_back(&worker.o[static_cast<size_t>(head * kv.v_dim)]);
         worker.m_rows.push_back(&worker.m[static_cast<size_t>(head)]);
         worker.l_rows.push_back(&worker.l[static_cast<size_t>(head)]);
@@ -352,6 +352,36 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
        .m = worker.m_rows.data(),
        .l = worker.l_rows.data(),
        .kept = {.memory = worker.kept.front().bytes, .is_left = is_left, .leave = worker.is_kept}});
+}
+
+void CpuAttention::FindQueries(Worker& worker, const StepAttention& attention,
+                               std::span<const int> readers, bool is_left) const {
+  // Those of the call before are where they were.
+  if (is_left) return;
+  const KvGeometry& kv = options_.geometry;
+  const int64_t group = options_.num_heads / kv.num_kv_heads;
+  const bool is_narrow = options_.query_dtype == KvDtype::kBf16;
+  const int64_t num_rows = options_.num_heads * static_cast<int64_t>(readers.size());
+  if (is_narrow) worker.widened.resize(static_cast<size_t>(num_rows * kv.k_dim));
+  worker.q_rows.clear();
+  for (int kv_head = 0; kv_head < kv.num_kv_heads; ++kv_head) {
+    for (const int reader : readers) {
+      const int64_t first =
+          RowOf(attention, reader) * int64_t{options_.num_heads} + kv_head * group;
+      for (int64_t g = 0; g < group; ++g) {
+        const std::byte* const q =
+            queries_ + (first + g) * kv.k_dim * KvDtypeBytes(options_.query_dtype);
+        if (!is_narrow) {
+          worker.q_rows.push_back(reinterpret_cast<const float*>(q));
+          continue;
+        }
+        float* const to = &worker.widened[worker.q_rows.size() * static_cast<size_t>(kv.k_dim)];
+        const auto* const from = reinterpret_cast<const uint16_t*>(q);
+        for (int d = 0; d < kv.k_dim; ++d) to[d] = Bf16ToFloat(from[d]);
+        worker.q_rows.push_back(to);
+      }
+    }
+  }
 }
 
 void CpuAttention::Flush(Worker& worker, int turn) {

@@ -18,16 +18,18 @@ absl::StatusOr<std::unique_ptr<HybridAttention>> HybridAttention::Create(
   // The CPU rounds where the device does: its queries were bf16 before they were scaled.
   const auto products = ops.activation_bytes() == 2 ? kernels::AttentionProducts::kBf16
                                                     : kernels::AttentionProducts::kF32;
-  ASSIGN_OR_RETURN(std::unique_ptr<CpuAttention> cpu,
-                   CpuAttention::Create({.geometry = options.geometry,
-                                         .max_turns = kMaxMicroBatches * options.num_layers,
-                                         .num_heads = options.num_heads,
-                                         .max_rows = options.max_sequences,
-                                         .num_workers = options.num_workers,
-                                         .nap = options.nap,
-                                         .variant = &CpuAttention::VariantFor(
-                                             options.geometry, options.num_heads, products)},
-                                        ops.device()));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<CpuAttention> cpu,
+      CpuAttention::Create(
+          {.geometry = options.geometry,
+           .max_turns = kMaxMicroBatches * options.num_layers,
+           .num_heads = options.num_heads,
+           .max_rows = options.max_sequences,
+           .query_dtype = ops.activation_bytes() == 2 ? KvDtype::kBf16 : KvDtype::kF32,
+           .num_workers = options.num_workers,
+           .nap = options.nap,
+           .variant = &CpuAttention::VariantFor(options.geometry, options.num_heads, products)},
+          ops.device()));
   ASSIGN_OR_RETURN(std::unique_ptr<LinkPump> pump,
                    LinkPump::Create({.geometry = options.geometry,
                                      .ring_bytes = options.ring_bytes,
@@ -72,12 +74,15 @@ void HybridAttention::BeginStep(std::vector<StepAttention> micro_batches, const 
   }
   begin_s_ = device::NowSeconds();
   attend_times_.clear();
+  slots_read_.clear();
   step_.micro_batches = micro_batches_;
   step_.blocks = &blocks_;
   step_.num_turns = options_.num_layers * step_.num_micro_batches();
   step_.epoch = ++epoch_;
   step_.handoff = plan.handoff && spilled_blocks > 0;
   step_.guided = plan.meet && step_.handoff;
+  // Of two micro-batches the CPU goes on with the other one's turn: there is no end to share.
+  step_.cpu_reserve_bytes = step_.guided && micro_batches_.size() == 1 ? cpu_reserve_.bytes() : 0;
   step_.turns = turns_.get();
   step_.flags = cpu_->flags();
   step_.abort.store(false);
@@ -106,13 +111,13 @@ void HybridAttention::BeginStep(std::vector<StepAttention> micro_batches, const 
   pump_->Start(&step_);
 }
 
-void HybridAttention::TimedAttend(const ops::AttendArgs& args, bool of_wave) {
+void HybridAttention::TimedAttend(const ops::AttendArgs& args, const OfWave& of_wave) {
   device::Queue& compute = ops_.device().compute();
   OpTime& time = attend_times_.emplace_back();
   time.of_wave = of_wave;
   compute.RecordTime(&time.start_s);
   ops_.Attend(args);
-  compute.RecordTime(&time.end_s);
+  if (of_wave.ends_turn < 0) compute.RecordTime(&time.end_s);
 }
 
 HybridAttention::DeviceSpans HybridAttention::SpansOnDevice(const StepAttention& step,
@@ -165,11 +170,13 @@ absl::Status HybridAttention::AttendWaves(int turn, const float* q, const ops::A
   device::Queue& compute = ops_.device().compute();
   // Waves that landed, or are about to, are attended to together: a call costs as much as a copy.
   std::vector<ops::AttendSpan> spans;
-  std::vector<int> slots;
   int num_waves = 0;
   device::Event landed;
-  const auto attend = [&] {
+  const auto attend = [&](bool is_last) {
     if (spans.empty()) return;
+    // The wait for the CPU tells when the last of a turn ends, if nothing comes in between: what
+    // stands between it and the merge costs each layer some microseconds.
+    const bool ends_turn = is_last && step_.handoff && !between;
     Meanwhile(between, [&landed] { return !landed.Done(); });
     compute.WaitFor(landed);
     TimedAttend({.kv = options_.geometry,
@@ -179,13 +186,9 @@ absl::Status HybridAttention::AttendWaves(int turn, const float* q, const ops::A
                  .readers = attention.runs.readers,
                  .rows = attention.rows,
                  .state = state},
-                /*of_wave=*/true);
-    if (!slots.empty()) {
-      const device::Event read = compute.Record();
-      for (const int slot : slots) pump_->Release(slot, read);
-    }
+                {.is_wave = true, .ends_turn = ends_turn ? turn : -1});
+    if (!ends_turn) ReleaseSlots();
     spans.clear();
-    slots.clear();
     num_waves = 0;
   };
   while (true) {
@@ -200,11 +203,11 @@ absl::Status HybridAttention::AttendWaves(int turn, const float* q, const ops::A
     CHECK_EQ(wave->turn, turn);
     if (wave->end_of_turn) break;
     spans.insert(spans.end(), wave->spans.begin(), wave->spans.end());
-    if (wave->slot >= 0) slots.push_back(wave->slot);
+    if (wave->slot >= 0) slots_read_.push_back(wave->slot);
     landed = wave->landed;
-    if (++num_waves >= pump_->waves_per_call()) attend();
+    if (++num_waves >= pump_->waves_per_call()) attend(/*is_last=*/false);
   }
-  attend();
+  attend(/*is_last=*/true);
   return absl::OkStatus();
 }
 
@@ -212,14 +215,19 @@ void HybridAttention::BeginTurn(int turn, const float* q, const ops::AttendState
   const StepAttention& attention = step_.attention(turn);
   device::Queue& compute = ops_.device().compute();
   TurnTimes& times = turn_times_[static_cast<size_t>(turn)];
-  compute.RecordTime(&times.dense_ended_s);
   if (step_.handoff) {
-    const int64_t row_floats = int64_t{options_.num_heads} * options_.geometry.k_dim;
-    ops_.PublishQueries(attention.num_rows * row_floats, q,
-                        cpu_->queries() + attention.first_row * row_floats);
-    compute.RecordTime(&times.query_published_s);
-    compute.SetFlag(&cpu_->flags()[turn].query_ready, step_.epoch);
+    ops_.PublishQueries(
+        {.num_values = attention.num_rows * int64_t{options_.num_heads} * options_.geometry.k_dim,
+         .q = q,
+         .to = cpu_->queries(attention.first_row),
+         .ready = &cpu_->flags()[turn].query_ready,
+         .value = step_.epoch,
+         .began_s = &times.dense_ended_s,
+         .ended_s = &times.query_published_s});
+  } else {
+    compute.RecordTime(&times.dense_ended_s);
   }
+  ReleaseSlots();
   // After the query: the CPU waits for that. And before the other micro-batch's turn ends: until
   // then the device has time.
   ops_.ResetAttention(attention.num_rows, options_.num_heads, options_.geometry.v_dim, state);
@@ -231,7 +239,14 @@ void HybridAttention::BeginTurn(int turn, const float* q, const ops::AttendState
                .readers = on_device.readers,
                .rows = attention.rows,
                .state = state},
-              /*of_wave=*/false);
+              {});
+}
+
+void HybridAttention::ReleaseSlots() {
+  if (slots_read_.empty()) return;
+  const device::Event read = ops_.device().compute().Record();
+  for (const int slot : slots_read_) pump_->Release(slot, read);
+  slots_read_.clear();
 }
 
 absl::Status HybridAttention::EndTurn(int turn, const float* q, const ops::AttendState& state,
@@ -242,12 +257,10 @@ absl::Status HybridAttention::EndTurn(int turn, const float* q, const ops::Atten
   RETURN_IF_ERROR(AttendWaves(turn, q, state, between));
   Meanwhile(between, [this, turn] { return CpuAtWork(turn); });
   if (step_.handoff) {
-    compute.RecordTime(&times.device_done_s);
-    // Nothing between this and the merge, which begins where the flag is seen.
-    compute.WaitFlag(&cpu_->flags()[turn].cpu_done, step_.epoch, options_.wait_limit,
-                     &times.cpu_waited_s);
+    // Nothing between attention, this and the merge: each of them begins while the one before ends.
+    compute.WaitFlag(&cpu_->flags()[turn].cpu_done, step_.epoch, options_.wait_limit, &times.wait);
   } else {
-    compute.RecordTime(&times.cpu_waited_s);
+    compute.RecordTime(&times.wait.seen_s);
   }
   const int64_t first_head = int64_t{attention.first_row} * options_.num_heads;
   ops_.MergeAttention(
@@ -260,6 +273,7 @@ absl::Status HybridAttention::EndTurn(int turn, const float* q, const ops::Atten
        .cpu_lse = step_.handoff ? cpu_->lse() + first_head : nullptr,
        .behind_wait = step_.handoff,
        .out = out});
+  if (turn + 1 == step_.num_turns) ReleaseSlots();
   return absl::OkStatus();
 }
 
@@ -305,7 +319,32 @@ absl::StatusOr<AttentionStats> HybridAttention::EndStep(device::Event end) {
   if (absl::Status idle = device.upload().Record().Wait(options_.wait_limit); !idle.ok()) {
     return Abort(std::move(idle));
   }
-  return CollectStats(begin_s_, end_s);
+  for (OpTime& time : attend_times_) {
+    if (time.of_wave.ends_turn < 0) continue;
+    time.end_s = turn_times_[static_cast<size_t>(time.of_wave.ends_turn)].wait.began_s;
+  }
+  AttentionStats stats = CollectStats(begin_s_, end_s);
+  if (step_.guided) LearnCpuReserve(stats);
+  return stats;
+}
+
+void HybridAttention::LearnCpuReserve(const AttentionStats& stats) {
+  if (micro_batches_.size() > 1 || stats.cpu_busy_s <= 0 || stats.link_busy_s <= 0) return;
+  double late_s = 0;
+  int num_turns = 0;
+  for (int turn = 0; turn < step_.num_turns; ++turn) {
+    const TurnProgress& progress = turns_[static_cast<size_t>(turn)];
+    if (progress.cpu_reported.load() == 0) continue;
+    late_s += turn_times_[static_cast<size_t>(turn)].wait.began_s -
+              static_cast<double>(progress.last_report_ns.load()) * 1e-9;
+    ++num_turns;
+  }
+  if (num_turns == 0) return;
+  const auto seconds_a_byte = [](double seconds, int64_t bytes) {
+    return seconds / static_cast<double>(std::max<int64_t>(1, bytes));
+  };
+  cpu_reserve_.Learn(late_s / num_turns, seconds_a_byte(stats.cpu_busy_s, stats.cpu_bytes),
+                     seconds_a_byte(stats.link_busy_s, stats.link_bytes));
 }
 
 AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const {
@@ -330,7 +369,7 @@ AttentionStats HybridAttention::CollectStats(double begin_s, double end_s) const
   double attended_until_s = begin_s;
   for (const OpTime& time : attend_times_) {
     stats.device_attention_s += time.end_s - time.start_s;
-    if (time.of_wave) stats.link_wait_s += std::max(0.0, time.start_s - attended_until_s);
+    if (time.of_wave.is_wave) stats.link_wait_s += std::max(0.0, time.start_s - attended_until_s);
     attended_until_s = time.end_s;
   }
   for (const CopyRecord& copy : pump_->FinishCopies()) {
@@ -348,7 +387,7 @@ double HybridAttention::DenseBeganAt(int turn, double begin_s) const {
   // work follows its own attention.
   const int parts = step_.num_micro_batches();
   return turn < parts ? turn_times_[static_cast<size_t>(turn - 1)].dense_ended_s
-                      : turn_times_[static_cast<size_t>(turn - parts)].cpu_waited_s;
+                      : turn_times_[static_cast<size_t>(turn - parts)].wait.seen_s;
 }
 
 void HybridAttention::CollectDense(double begin_s, double end_s, AttentionStats* stats) const {
@@ -360,7 +399,7 @@ void HybridAttention::CollectDense(double begin_s, double end_s, AttentionStats*
     const double has_query_s = step_.handoff ? times.query_published_s : times.dense_ended_s;
     stats->dense_s += std::max(0.0, has_query_s - had_query_until_s);
     stats->device_dense_s += std::max(0.0, times.dense_ended_s - DenseBeganAt(turn, begin_s));
-    had_query_until_s = times.cpu_waited_s;
+    had_query_until_s = times.wait.seen_s;
   }
   stats->dense_s += std::max(0.0, end_s - had_query_until_s);
   stats->device_dense_s += std::max(0.0, end_s - had_query_until_s);
@@ -383,7 +422,7 @@ StepTrace HybridAttention::Trace() const {
     trace.push_back({Activity::kCpuAttention, layer,
                      static_cast<double>(progress.first_start_ns.load()) * 1e-9,
                      static_cast<double>(progress.last_report_ns.load()) * 1e-9});
-    trace.push_back({Activity::kAwaitCpu, layer, times.device_done_s, times.cpu_waited_s});
+    trace.push_back({Activity::kAwaitCpu, layer, times.wait.began_s, times.wait.seen_s});
   }
   return trace;
 }
@@ -394,8 +433,8 @@ void HybridAttention::CollectHandoff(const TurnProgress& progress, const TurnTim
   const double started_s = static_cast<double>(progress.first_start_ns.load()) * 1e-9;
   const double reported_s = static_cast<double>(progress.last_report_ns.load()) * 1e-9;
   stats->handoff_out_s.push_back(started_s - times.query_published_s);
-  if (reported_s > times.device_done_s) {
-    stats->handoff_back_s.push_back(times.cpu_waited_s - reported_s);
+  if (reported_s > times.wait.began_s) {
+    stats->handoff_back_s.push_back(times.wait.seen_s - reported_s);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/attention/cpu_attention.h"
+#include "engine/attention/cpu_reserve.h"
 #include "engine/attention/link_pump.h"
 #include "engine/attention/step_attention.h"
 #include "engine/attention/step_trace.h"
@@ -113,6 +114,8 @@ class HybridAttention {
   };
   DeviceSpans SpansOnDevice(const StepAttention& step, int layer) const;
 
+  // What the link leaves to the CPU at the end of a layer of the next guided step.
+  int64_t cpu_reserve_bytes() const { return cpu_reserve_.bytes(); }
   int num_workers() const { return team_->num_workers(); }
   void SetClaimHook(ClaimHook hook) { hook_ = std::move(hook); }
 
@@ -121,13 +124,19 @@ class HybridAttention {
   struct TurnTimes {
     double dense_ended_s = 0;
     double query_published_s = 0;
-    double device_done_s = 0;
-    double cpu_waited_s = 0;
+    // For the CPU: from the end of the device's own part. Both are that end without a hand-off.
+    device::WaitTimes wait;
+  };
+  // Of a call over landed blocks; an earlier one of its turn ended before. The last one of a turn
+  // ends where the wait for the CPU begins.
+  struct OfWave {
+    bool is_wave = false;
+    int ends_turn = -1;
   };
   struct OpTime {
     double start_s = 0;
     double end_s = 0;
-    bool of_wave = false;  // Of landed blocks; an earlier one of its turn ended before.
+    OfWave of_wave;
   };
   HybridAttention(const Options& options, ops::Ops& ops, const kvcache::BlockTable& blocks,
                   std::unique_ptr<CpuAttention> cpu, std::unique_ptr<LinkPump> pump);
@@ -136,7 +145,12 @@ class HybridAttention {
                            const Between& between);
   // Other work while `waiting` holds.
   void Meanwhile(const Between& between, const std::function<bool()>& waiting) const;
-  void TimedAttend(const ops::AttendArgs& args, bool of_wave);
+  void TimedAttend(const ops::AttendArgs& args, const OfWave& of_wave);
+  // Gives the pump back what has been attended to.
+  void ReleaseSlots();
+  // How much of a turn's list the pump leaves to the CPU at its end, by how much later the device
+  // had its last wave attended to than the CPU was done.
+  void LearnCpuReserve(const AttentionStats& stats);
   AttentionStats CollectStats(double begin_s, double end_s) const;
   // When the device began with the dense work that ends with the turn's query.
   double DenseBeganAt(int turn, double begin_s) const;
@@ -158,6 +172,8 @@ class HybridAttention {
   std::unique_ptr<WorkerTeam> team_;
   std::vector<TurnTimes> turn_times_;
   std::deque<OpTime> attend_times_;
+  std::vector<int> slots_read_;  // By what is submitted, and not given back yet
+  CpuReserve cpu_reserve_;
   double begin_s_ = 0;
   uint64_t epoch_ = 0;
   bool ok_ = true;

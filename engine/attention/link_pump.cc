@@ -16,10 +16,12 @@ constexpr int64_t kSlotBytes = 2 * kMiB;
 // Attending to this much takes the device a few microseconds, the time of a few launches.
 constexpr int64_t kCallBytes = 16 * kMiB;
 constexpr int64_t kSmallestGuidedBytes = 256 * kKiB;
+constexpr int64_t kMostReserve = 32;
 // Two copies in flight keep the link busy; more would claim work long before it is done.
 constexpr size_t kCopiesInFlight = 2;
 constexpr int kMinSlots = static_cast<int>(kCopiesInFlight) + 1;
 constexpr size_t kMaxWaves = 4096;
+constexpr int kSpins = 2000;
 
 }  // namespace
 
@@ -81,6 +83,10 @@ void LinkPump::Start(StepContext* step) {
 }
 
 std::optional<Wave> LinkPump::NextWave() {
+  // Where waves come every few tens of microseconds, to be woken for one takes too long.
+  for (int spin = 0; !device_.link().simulated && spin < kSpins && waves_->empty(); ++spin) {
+    __builtin_ia32_pause();
+  }
   uint64_t waits_before = device_waits_.load(std::memory_order_acquire);
   while (true) {
     std::optional<Wave> wave = waves_->Pop(options_.wait_limit);
@@ -121,10 +127,13 @@ bool LinkPump::Stopped(StepContext& step, int turn) const {
   return step.hook && !step.hook(Side::kLink, turn);
 }
 
-int64_t LinkPump::ClaimBlocks(const MeetCursor& cursor, bool guided, int64_t slot_blocks,
-                              int64_t smallest) {
-  if (!guided || cursor.back() == 0) return slot_blocks;
-  return std::clamp(cursor.remaining() / 8, std::min(smallest, slot_blocks), slot_blocks);
+int64_t LinkPump::ClaimBlocks(const MeetCursor& cursor, const Guide& guide) {
+  const int64_t left = cursor.remaining() - guide.cpu_reserve;
+  const int64_t wanted =
+      cursor.back() == 0
+          ? guide.slot_blocks
+          : std::clamp(left / 8, std::min(guide.smallest, guide.slot_blocks), guide.slot_blocks);
+  return std::clamp<int64_t>(left, 0, wanted);
 }
 
 bool LinkPump::StreamTurn(StepContext& step, int turn) {
@@ -135,12 +144,17 @@ bool LinkPump::StreamTurn(StepContext& step, int turn) {
   if (!parts.empty() && (Stopped(step, turn) || !StreamParts(step, turn, parts))) return false;
 
   MeetCursor& cursor = step.turns[turn].swing;
-  const int64_t smallest =
-      std::max<int64_t>(1, kSmallestGuidedBytes / options_.geometry.block_bytes());
+  const int64_t block_bytes = options_.geometry.block_bytes();
+  // No more than a thirty-second of a list: whatever the CPU's pace has come to be, it costs
+  // little.
+  const Guide guide = {.slot_blocks = slot_blocks_,
+                       .smallest = std::max<int64_t>(1, kSmallestGuidedBytes / block_bytes),
+                       .cpu_reserve = std::min(step.cpu_reserve_bytes / block_bytes,
+                                               runs.swing.num_blocks() / kMostReserve)};
   while (true) {
     if (Stopped(step, turn)) return false;
     const MeetCursor::Claim claim =
-        cursor.ClaimFront(ClaimBlocks(cursor, step.guided, slot_blocks_, smallest));
+        cursor.ClaimFront(step.guided ? ClaimBlocks(cursor, guide) : slot_blocks_);
     if (claim.count == 0) break;
     parts.clear();
     runs.swing.Slice(claim.first, claim.count, &parts);
@@ -158,7 +172,7 @@ bool LinkPump::StreamParts(StepContext& step, int turn, const std::vector<Run>& 
   const auto hand_over = [&] {
     if (wave.spans.empty()) return true;
     if (!CopyPiece(step, &piece)) return false;
-    wave.landed = device_.upload().Record();
+    wave.landed = in_flight_.back();
     const bool pushed = waves_->Push(std::move(wave));
     wave = Wave{.turn = turn, .end_of_turn = false, .spans = {}, .landed = {}, .slot = -1};
     slot_used = 0;
@@ -225,8 +239,9 @@ bool LinkPump::CopyPiece(StepContext& step, Piece* piece) {
   device::Queue& queue = device_.upload();
   if (!queued) queue.RecordTime(&record.start_s);
   queue.Copy(piece->to, piece->from, piece->size_bytes);
-  queue.RecordTime(&record.end_s);
+  // First what somebody may wait for.
   in_flight_.push_back(queue.Record());
+  queue.RecordTime(&record.end_s);
   *piece = {};
   return true;
 }
@@ -238,8 +253,12 @@ std::optional<LinkPump::FreeSlot> LinkPump::TakeSlot(const StepContext& step) {
       // Waiting here, not only on the queue, keeps claims from running ahead of the ring.
       bool read = slot->read.Done();
       if (!read) device_waits_.fetch_add(1, std::memory_order_acq_rel);
-      while (!read && !step.abort.load(std::memory_order_relaxed)) {
-        read = slot->read.Wait(absl::Milliseconds(50)).ok();
+      absl::Status waited;
+      // A queue that is broken says so at once, and from then on.
+      while (!read && !step.abort.load(std::memory_order_relaxed) &&
+             (waited.ok() || absl::IsDeadlineExceeded(waited))) {
+        waited = slot->read.Wait(absl::Milliseconds(50));
+        read = waited.ok();
       }
       if (device_waits_.load(std::memory_order_relaxed) % 2 != 0) {
         device_waits_.fetch_add(1, std::memory_order_acq_rel);

@@ -72,10 +72,15 @@ class LinkPump {
   const std::deque<CopyRecord>& FinishCopies();
   const std::deque<CopyRecord>& copies() const { return copies_; }
   // Blocks that the link should claim next: a slot's worth, but an eighth of what is left, down to
-  // `smallest`, where the CPU claims too (`guided`), so that both sides end together. Ahead of the
-  // CPU there is nobody to end with, and small copies would only be slow.
-  static int64_t ClaimBlocks(const MeetCursor& cursor, bool guided, int64_t slot_blocks,
-                             int64_t smallest);
+  // `smallest`, where the CPU claims too, so that both sides end together. Ahead of the CPU there
+  // is nobody to end with, and small copies would only be slow. The last `cpu_reserve` are the
+  // CPU's: 0 when no more are left.
+  struct Guide {
+    int64_t slot_blocks = 1;
+    int64_t smallest = 1;
+    int64_t cpu_reserve = 0;
+  };
+  static int64_t ClaimBlocks(const MeetCursor& cursor, const Guide& guide);
   // Engine thread: ends the pump's thread, for good. From then on nothing is submitted here; what
   // has been may still run. The step must have been aborted or have ended.
   void Stop();

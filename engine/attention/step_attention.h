@@ -79,6 +79,7 @@ struct StepContext {
   // Whether the CPU takes part. Otherwise host runs are streamed too.
   bool handoff = false;
   bool guided = false;            // meet: claims of the link shrink towards the end
+  int64_t cpu_reserve_bytes = 0;  // guided: the link leaves the last of a turn's swing list
   TurnProgress* turns = nullptr;  // [num_turns]
   HandoffFlags* flags = nullptr;  // [num_turns]
   std::atomic<bool> abort{false};

@@ -1,6 +1,7 @@
 // The queue between threads: it has a limit and an end.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -28,6 +29,7 @@ class BoundedQueue {
     std::lock_guard lock(mutex_);
     if (closed_ || items_.size() >= limit_) return false;
     items_.push_back(std::move(item));
+    size_.store(items_.size(), std::memory_order_release);
     has_items_.notify_one();
     return true;
   }
@@ -38,6 +40,7 @@ class BoundedQueue {
     has_room_.wait(lock, [this] { return closed_ || items_.size() < limit_; });
     if (closed_) return false;
     items_.push_back(std::move(item));
+    size_.store(items_.size(), std::memory_order_release);
     has_items_.notify_one();
     return true;
   }
@@ -50,6 +53,7 @@ class BoundedQueue {
     if (items_.empty()) return std::nullopt;
     std::optional<T> item(std::move(items_.front()));
     items_.pop_front();
+    size_.store(items_.size(), std::memory_order_release);
     has_room_.notify_one();
     return item;
   }
@@ -64,10 +68,8 @@ class BoundedQueue {
     std::lock_guard lock(mutex_);
     return closed_;
   }
-  size_t size() const {
-    std::lock_guard lock(mutex_);
-    return items_.size();
-  }
+  // Without the lock, so that a thread may look again and again.
+  size_t size() const { return size_.load(std::memory_order_acquire); }
   bool empty() const { return size() == 0; }
   size_t limit() const { return limit_; }
 
@@ -76,7 +78,8 @@ class BoundedQueue {
   mutable std::mutex mutex_;
   std::condition_variable has_items_;
   std::condition_variable has_room_;
-  std::deque<T> items_;  // Guarded by mutex_, like closed_.
+  std::deque<T> items_;          // Guarded by mutex_, like closed_.
+  std::atomic<size_t> size_{0};  // Of items_
   bool closed_ = false;
 };
 

@@ -34,6 +34,13 @@ struct Event {
 // Seconds on the host's steady clock; what RecordTime writes.
 double NowSeconds();
 
+// Of a wait for a flag: the end of all work before it, and when the queue had seen the flag or
+// given up, which is no earlier.
+struct WaitTimes {
+  double began_s = 0;
+  double seen_s = 0;
+};
+
 // Work in order, asynchronous to the caller. One thread submits at a time; the rest is thread-safe.
 class Queue {
  public:
@@ -62,10 +69,9 @@ class Queue {
   virtual void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) = 0;
   // Work submitted from now on starts once the flag is at least `value`. When that takes longer
   // than `timeout` the wait ends with an error (see TakeError), so that a dead CPU side cannot hang
-  // a queue. `seen_s`, where not null, gets the time at which the queue has seen the flag or given
-  // up, as RecordTime's does.
+  // a queue. `times`, where not null, is filled as RecordTime's is.
   virtual void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
-                        double* seen_s) = 0;
+                        WaitTimes* times) = 0;
 
   // The highest ticket that is done.
   virtual uint64_t completed_ticket() const = 0;

@@ -224,11 +224,15 @@ void CpuOps::DownloadFloats(const void* from, int64_t count, float* to) {
       [=] { std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float)); });
 }
 
-void CpuOps::PublishQueries(int64_t num_floats, const float* q, float* to) {
-  device_.compute().Launch([=, this] {
+void CpuOps::PublishQueries(const PublishArgs& args) {
+  device::CpuQueue& queue = device_.compute();
+  if (args.began_s != nullptr) queue.RecordTime(args.began_s);
+  queue.Launch([to = args.to, q = args.q, count = args.num_values, this] {
     if (device_.compute().failed()) return;
-    std::memcpy(to, q, static_cast<size_t>(num_floats) * sizeof(float));
+    std::memcpy(to, q, static_cast<size_t>(count) * sizeof(float));
   });
+  if (args.ended_s != nullptr) queue.RecordTime(args.ended_s);
+  queue.SetFlag(args.ready, args.value);
 }
 
 }  // namespace writescope::ops

@@ -74,7 +74,7 @@ class CpuOps final : public Ops {
   void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) override;
   void MaxOfRows(int num_rows, int dim, const void* x, kernels::RowMax* to) override;
   void DownloadFloats(const void* from, int64_t count, float* to) override;
-  void PublishQueries(int64_t num_floats, const float* q, float* to) override;
+  void PublishQueries(const PublishArgs& args) override;
 
  private:
   // What a thread of the team needs for itself; made once.

@@ -7,6 +7,7 @@
 // CPU.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -274,6 +275,22 @@ struct OpsFootprint {
   static constexpr int kSmallRecordings = 3;
 };
 
+// Queries for the CPU's kernels. Once the compute queue has failed nothing is copied: the CPU may
+// still be reading the queries of the layer before.
+struct PublishArgs {
+  int64_t num_values = 0;    // Rows follow each other: [num_rows, num_heads, k_dim]
+  const float* q = nullptr;  // Device
+  // Page-locked host memory; as activations are, which on a device that computes in bf16 halves
+  // what crosses the link. Aligned to 16 bytes, like q.
+  void* to = nullptr;
+  // Set to `value` when they are there.
+  std::atomic<uint64_t>* ready = nullptr;
+  uint64_t value = 0;
+  // The end of all work before, and when they were there; as Queue::RecordTime's.
+  double* began_s = nullptr;
+  double* ended_s = nullptr;
+};
+
 // Engine thread.
 class Ops : public Recorder {
  public:
@@ -338,10 +355,7 @@ class Ops : public Recorder {
   virtual void MaxOfRows(int num_rows, int dim, const void* x, kernels::RowMax* to) = 0;
   // to[i] = float(from[i]); `to` is page-locked host memory.
   virtual void DownloadFloats(const void* from, int64_t count, float* to) = 0;
-  // Copies the first `num_rows` rows of queries to page-locked host memory in the order of the
-  // CPU's kernels: float32 [num_rows, num_heads, k_dim]. Not once the compute queue has failed: the
-  // CPU may still be reading the queries of the layer before.
-  virtual void PublishQueries(int64_t num_floats, const float* q, float* to) = 0;
+  virtual void PublishQueries(const PublishArgs& args) = 0;
 };
 
 }  // namespace writescope::ops

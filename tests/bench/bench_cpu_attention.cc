@@ -207,14 +207,16 @@ class Step {
                                                 .max_turns = num_layers_,
                                                 .num_heads = model_.num_heads,
                                                 .max_rows = batch_,
+                                                .query_dtype = KvDtype::kBf16,
                                                 .num_workers = team.num_workers(),
                                                 .variant = &variant},
                                                *device_);
     CHECK(cpu.ok()) << cpu.status();
     std::mt19937 rng(2);
     std::normal_distribution<float> normal(0, 1 / std::sqrt(static_cast<float>(model_.kv.k_dim)));
-    std::generate_n((*cpu)->queries(), batch_ * model_.num_heads * model_.kv.k_dim,
-                    [&] { return normal(rng); });
+    std::generate_n(reinterpret_cast<uint16_t*>((*cpu)->queries(0)),
+                    batch_ * model_.num_heads * model_.kv.k_dim,
+                    [&] { return FloatToBf16(normal(rng)); });
     attention::StepContext step;
     step.micro_batches = {&attention_, 1};
     step.blocks = &*blocks_;

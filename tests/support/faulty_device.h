@@ -1,4 +1,5 @@
-// The CPU device with faults that a test switches on: a flag that gets lost on its way.
+// The CPU device with faults that a test switches on: a flag that gets lost on its way, a compute
+// queue that is broken.
 #pragma once
 
 #include <atomic>
@@ -10,13 +11,15 @@
 namespace writescope::testing {
 
 // Passes everything on to another device; while `lose_flags` is set, flags of its compute queue are
-// not. Thread-safe as the device is.
+// not. While `is_broken` is set nothing of that queue is ever done, and waiting for it says so at
+// once. Thread-safe as the device is.
 class FaultyDevice final : public device::CpuDevice {
  public:
   explicit FaultyDevice(std::unique_ptr<device::CpuDevice> inner)
       : inner_(std::move(inner)), compute_(*this) {}
 
   std::atomic<bool> lose_flags{false};
+  std::atomic<bool> is_broken{false};
 
   std::string name() const override { return inner_->name(); }
   absl::StatusOr<device::Buffer> AllocateDevice(int64_t size_bytes,
@@ -42,7 +45,7 @@ class FaultyDevice final : public device::CpuDevice {
     explicit Compute(FaultyDevice& owner) : owner_(owner) {}
     std::string_view name() const override { return queue().name(); }
     void Launch(std::function<void()> work) override { queue().Launch(std::move(work)); }
-    device::Event Record() override { return queue().Record(); }
+    device::Event Record() override { return {this, queue().Record().ticket}; }
     void WaitFor(device::Event event) override { queue().WaitFor(event); }
     void Copy(std::byte* to, const std::byte* from, int64_t size_bytes) override {
       queue().Copy(to, from, size_bytes);
@@ -57,11 +60,14 @@ class FaultyDevice final : public device::CpuDevice {
       if (!owner_.lose_flags) queue().SetFlag(flag, value);
     }
     void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
-                  double* seen_s) override {
-      queue().WaitFlag(flag, value, timeout, seen_s);
+                  device::WaitTimes* times) override {
+      queue().WaitFlag(flag, value, timeout, times);
     }
-    uint64_t completed_ticket() const override { return queue().completed_ticket(); }
+    uint64_t completed_ticket() const override {
+      return owner_.is_broken ? 0 : queue().completed_ticket();
+    }
     absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override {
+      if (owner_.is_broken) return absl::InternalError("queue compute is broken");
       return queue().WaitTicket(ticket, timeout);
     }
     absl::Status TakeError() override { return queue().TakeError(); }

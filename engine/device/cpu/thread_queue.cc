@@ -88,10 +88,11 @@ void ThreadQueue::SetFlag(std::atomic<uint64_t>* flag, uint64_t value) {
 }
 
 void ThreadQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
-                           absl::Duration timeout, double* seen_s) {
+                           absl::Duration timeout, WaitTimes* times) {
   Launch([=, this] {
+    const double began_s = NowSeconds();
     AwaitFlag(*flag, value, timeout);
-    if (seen_s != nullptr) *seen_s = NowSeconds();
+    if (times != nullptr) *times = {.began_s = began_s, .seen_s = NowSeconds()};
   });
 }
 

@@ -31,7 +31,7 @@ class ThreadQueue final : public CpuQueue {
   void RecordTime(double* seconds) override;
   void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
   void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
-                double* seen_s) override;
+                WaitTimes* times) override;
   uint64_t completed_ticket() const override { return completed_.load(std::memory_order_acquire); }
   absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
   absl::Status TakeError() override;

@@ -144,9 +144,9 @@ class CudaDeviceImpl final : public CudaDevice {
     }
     ASSIGN_OR_RETURN(const StreamMemoryOps ops, FindStreamMemoryOps());
     RETURN_IF_ERROR(CudaStatus(clock_.Init(), "device clock"));
-    RETURN_IF_ERROR(compute_.Init(ops, flag_waits_, kArgumentRingBytes));
-    RETURN_IF_ERROR(upload_.Init(ops, flag_waits_, 0));
-    RETURN_IF_ERROR(download_.Init(ops, flag_waits_, 0));
+    RETURN_IF_ERROR(compute_.Init(ops, flag_waits_, kArgumentRingBytes, /*is_awaited=*/false));
+    RETURN_IF_ERROR(upload_.Init(ops, flag_waits_, 0, /*is_awaited=*/true));
+    RETURN_IF_ERROR(download_.Init(ops, flag_waits_, 0, /*is_awaited=*/false));
     RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
     // Whatever else runs on the GPU is counted too: that memory is not there for us either way.
     info_.context_bytes = static_cast<int64_t>(total_bytes - free_bytes);

@@ -54,6 +54,13 @@ class CudaQueue : public Queue {
   virtual bool waits_by_kernel() const = 0;
   // A word in device memory: not 0 from a wait that ran out until TakeError.
   virtual const uint32_t* failed_word() const = 0;
+  // A word in device memory that is 0 between kernels of the queue: by it thread blocks of one find
+  // out which of them is the last.
+  virtual uint32_t* counter_word() const = 0;
+  // Where a kernel that is submitted next stores its %globaltimer, which becomes *seconds as with
+  // RecordTime; times are stored in the order of submission. Null where it is not asked for, or no
+  // place is free.
+  virtual uint64_t* AddStamp(double* seconds) = 0;
   // Remembers a failed call or launch; TakeError returns the first. `what` names it.
   virtual void Check(cudaError_t error, const char* what) = 0;
 };

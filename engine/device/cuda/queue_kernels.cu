@@ -26,12 +26,25 @@ __device__ void StoreReleaseSystem(uint64_t* at, uint64_t value) {
   asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// The first thread of each warp looks.
+// What the kernels before have written is there from here on.
+__device__ void WaitForKernelBefore() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// The first thread of each warp looks, but for that of the last one, which tells when all before is
+// done.
 __global__ void WaitFlagKernel(const __grid_constant__ FlagWait wait) {
   __shared__ int ended;
   if (threadIdx.x == 0) ended = 0;
   __syncthreads();
   if (threadIdx.x % 32 != 0) return;
+  if (threadIdx.x / 32 == kPollers) {
+    WaitForKernelBefore();
+    if (wait.began_ns != nullptr) StoreReleaseSystem(wait.began_ns, GlobalNs());
+    return;
+  }
   const uint64_t start_ns = GlobalNs();
   const uint64_t first_look_ns = start_ns + threadIdx.x / 32 * kStaggerNs;
   bool has_failed = *wait.failed != 0;
@@ -43,12 +56,13 @@ __global__ void WaitFlagKernel(const __grid_constant__ FlagWait wait) {
   }
   // One speaks for all: the others have nothing to add.
   if (atomicExch(&ended, 1) != 0) return;
+  WaitForKernelBefore();
   if (is_late) {
     *wait.failed = 1;
     *wait.failed_host = 1;
     __threadfence_system();
   }
-  if (wait.stamp_ns != nullptr) StoreReleaseSystem(wait.stamp_ns, GlobalNs());
+  if (wait.seen_ns != nullptr) StoreReleaseSystem(wait.seen_ns, GlobalNs());
 #if __CUDA_ARCH__ >= 900
   if (!is_late && !has_failed) cudaTriggerProgrammaticLaunchCompletion();
 #endif
@@ -74,8 +88,19 @@ __global__ void ClockFollowKernel(ClockWords* words, uint64_t turn, const uint64
 }  // namespace
 
 cudaError_t LaunchWaitFlag(cudaStream_t stream, const FlagWait& wait) {
-  WaitFlagKernel<<<1, 32 * kPollers, 0, stream>>>(wait);
-  return cudaGetLastError();
+  int device = 0, major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(32 * (kPollers + 1));
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, WaitFlagKernel, wait);
 }
 
 cudaError_t LaunchClockStamp(cudaStream_t stream, ClockWords* words, uint64_t turn,

@@ -19,12 +19,14 @@ struct FlagWait {
   uint64_t timeout_ns = 0;
   uint32_t* failed = nullptr;       // Device
   uint32_t* failed_host = nullptr;  // Mapped
-  uint64_t* stamp_ns = nullptr;     // Mapped; null, or the device's time at the end
+  // Mapped; null, or the device's time when all before it was done, and when the flag was seen too.
+  uint64_t* began_ns = nullptr;
+  uint64_t* seen_ns = nullptr;
 };
 // Ends when *flag >= value, or after timeout_ns with *failed and *failed_host set. Ends at once
-// when *failed is set already. A kernel launched early behind it begins when the flag has been
-// seen, while the last looks at it are still on their way back: from the CPU it then reads past
-// caches.
+// when *failed is set already. It begins to look while the kernel before it ends. A kernel launched
+// early behind it begins when the flag has been seen, and all before the wait is done, while the
+// last looks at it are still on their way back: from the CPU it then reads past caches.
 cudaError_t LaunchWaitFlag(cudaStream_t stream, const FlagWait& wait);
 
 // What DeviceClock and the device tell each other: page-locked, mapped memory.

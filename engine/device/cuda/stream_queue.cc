@@ -15,8 +15,9 @@ constexpr int kSpins = 2000;
 constexpr int kNapNs = 10'000;
 // How often a longer wait asks the driver whether the context is still alive.
 constexpr int kNapsPerLook = 100;
-// More waits than a step has, so that each finds a place for its time.
+// More than a step has, so that each finds a place.
 constexpr int64_t kStamps = 4096;
+constexpr size_t kWordsBytes = 2 * sizeof(uint32_t);
 
 CUdeviceptr DevicePointer(const void* at) { return reinterpret_cast<CUdeviceptr>(at); }
 
@@ -49,10 +50,11 @@ StreamQueue::~StreamQueue() {
   if (stamps_ != nullptr) cudaFreeHost(stamps_);
   if (arguments_ != nullptr) cudaFreeHost(arguments_);
   if (failed_word_ != nullptr) cudaFree(failed_word_);
+  if (completed_here_ != nullptr) cudaFree(completed_here_);
 }
 
-absl::Status StreamQueue::Init(const StreamMemoryOps& ops, FlagWaits waits,
-                               int64_t argument_bytes) {
+absl::Status StreamQueue::Init(const StreamMemoryOps& ops, FlagWaits waits, int64_t argument_bytes,
+                               bool is_awaited) {
   ops_ = ops;
   waits_ = waits;
   RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
@@ -61,9 +63,16 @@ absl::Status StreamQueue::Init(const StreamMemoryOps& ops, FlagWaits waits,
   RETURN_IF_ERROR(
       CudaStatus(cudaHostAlloc(&words, 64, cudaHostAllocMapped), "page-locked words of a queue"));
   words_ = new (words) QueueWords();
-  RETURN_IF_ERROR(CudaStatus(cudaMalloc(reinterpret_cast<void**>(&failed_word_), sizeof(uint32_t)),
-                             "a queue's word"));
-  RETURN_IF_ERROR(CudaStatus(cudaMemset(failed_word_, 0, sizeof(uint32_t)), "a queue's word"));
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(reinterpret_cast<void**>(&failed_word_), kWordsBytes),
+                             "a queue's words"));
+  RETURN_IF_ERROR(CudaStatus(cudaMemset(failed_word_, 0, kWordsBytes), "a queue's words"));
+  if (is_awaited) {
+    RETURN_IF_ERROR(
+        CudaStatus(cudaMalloc(reinterpret_cast<void**>(&completed_here_), sizeof(uint64_t)),
+                   "a queue's word"));
+    RETURN_IF_ERROR(CudaStatus(cudaMemset(completed_here_, 0, sizeof(uint64_t)), "a queue's word"));
+  }
+  RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(nullptr), "a queue's words"));
   void* stamps = nullptr;
   RETURN_IF_ERROR(
       CudaStatus(cudaHostAlloc(&stamps, kStamps * sizeof(uint64_t), cudaHostAllocMapped),
@@ -84,8 +93,11 @@ absl::Status StreamQueue::Init(const StreamMemoryOps& ops, FlagWaits waits,
 
 Event StreamQueue::Record() {
   const uint64_t ticket = last_ticket_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (ops_.write64(stream_, DevicePointer(&words_->completed), ticket, 0) != CUDA_SUCCESS) {
-    Check(cudaErrorUnknown, "cuStreamWriteValue64");
+  for (const uint64_t* word : {completed_here_, &words_->completed}) {
+    if (word == nullptr) continue;
+    if (ops_.write64(stream_, DevicePointer(word), ticket, 0) != CUDA_SUCCESS) {
+      Check(cudaErrorUnknown, "cuStreamWriteValue64");
+    }
   }
   return Event{this, ticket};
 }
@@ -93,8 +105,10 @@ Event StreamQueue::Record() {
 void StreamQueue::WaitFor(Event event) {
   if (event.queue == this || event.Done()) return;
   const auto* other = static_cast<const StreamQueue*>(event.queue);
-  if (ops_.wait64(stream_, DevicePointer(&other->words_->completed), event.ticket,
-                  CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS) {
+  const uint64_t* const word =
+      other->completed_here_ != nullptr ? other->completed_here_ : &other->words_->completed;
+  if (ops_.wait64(stream_, DevicePointer(word), event.ticket, CU_STREAM_WAIT_VALUE_GEQ) !=
+      CUDA_SUCCESS) {
     Check(cudaErrorUnknown, "cuStreamWaitValue64");
   }
 }
@@ -167,20 +181,25 @@ void StreamQueue::SetFlag(std::atomic<uint64_t>* flag, uint64_t value) {
 }
 
 void StreamQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
-                           absl::Duration timeout, double* seen_s) {
+                           absl::Duration timeout, WaitTimes* times) {
   flag_timeout_ = timeout;
   if (waits_ == FlagWaits::kCaller) {
+    if (times != nullptr) RecordTime(&times->began_s);
     WaitFlagHere(flag, value, timeout);
-    if (seen_s != nullptr) *seen_s = NowSeconds();
+    if (times != nullptr) times->seen_s = NowSeconds();
     return;
   }
+  // In the order in which they come.
+  uint64_t* const began_ns = times == nullptr ? nullptr : AddStamp(&times->began_s);
+  uint64_t* const seen_ns = times == nullptr ? nullptr : AddStamp(&times->seen_s);
   Check(LaunchWaitFlag(stream_,
                        {.flag = reinterpret_cast<const uint64_t*>(flag),
                         .value = value,
                         .timeout_ns = static_cast<uint64_t>(absl::ToInt64Nanoseconds(timeout)),
                         .failed = failed_word_,
                         .failed_host = &words_->failed,
-                        .stamp_ns = AddStamp(seen_s)}),
+                        .began_ns = began_ns,
+                        .seen_ns = seen_ns}),
         "wait for a flag");
 }
 

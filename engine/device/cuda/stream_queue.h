@@ -28,8 +28,10 @@ class StreamQueue final : public CudaQueue {
  public:
   StreamQueue(std::string name, DeviceClock& clock) : name_(std::move(name)), clock_(clock) {}
   ~StreamQueue() override;
-  // `argument_bytes` is the size of the ring behind StageArguments; 0 for none.
-  absl::Status Init(const StreamMemoryOps& ops, FlagWaits waits, int64_t argument_bytes);
+  // `argument_bytes` is the size of the ring behind StageArguments; 0 for none. `is_awaited`: other
+  // queues wait for this one again and again, beside copies.
+  absl::Status Init(const StreamMemoryOps& ops, FlagWaits waits, int64_t argument_bytes,
+                    bool is_awaited);
 
   std::string_view name() const override { return name_; }
   Event Record() override;
@@ -41,7 +43,7 @@ class StreamQueue final : public CudaQueue {
   void WriteTimes() const override;
   void SetFlag(std::atomic<uint64_t>* flag, uint64_t value) override;
   void WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout,
-                double* seen_s) override;
+                WaitTimes* times) override;
   uint64_t completed_ticket() const override;
   absl::Status WaitTicket(uint64_t ticket, absl::Duration timeout) const override;
   absl::Status TakeError() override;
@@ -53,17 +55,17 @@ class StreamQueue final : public CudaQueue {
   std::byte* StageArguments(int64_t size_bytes) override;
   bool waits_by_kernel() const override { return waits_ == FlagWaits::kStream; }
   const uint32_t* failed_word() const override { return failed_word_; }
+  uint32_t* counter_word() const override { return failed_word_ + 1; }
+  uint64_t* AddStamp(double* seconds) override;
   void Check(cudaError_t error, const char* what) override;
 
  private:
-  // Of an event, or of a wait that stamps.
+  // Of an event, or of a kernel that stamps.
   struct PendingTime {
     cudaEvent_t event = nullptr;
     const uint64_t* stamp = nullptr;
     double* seconds = nullptr;
   };
-  // A place in stamps_ for a wait's time, which goes to *seconds; null where none is free.
-  uint64_t* AddStamp(double* seconds);
   void WaitFlagHere(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout);
   bool Passed(const PendingTime& pending) const;
   void SetError(absl::Status status);
@@ -73,8 +75,11 @@ class StreamQueue final : public CudaQueue {
   StreamMemoryOps ops_;
   FlagWaits waits_ = FlagWaits::kStream;
   cudaStream_t stream_ = nullptr;
-  QueueWords* words_ = nullptr;      // Mapped
-  uint32_t* failed_word_ = nullptr;  // Device
+  QueueWords* words_ = nullptr;  // Mapped
+  // Device, or null: words_->completed as other queues see it, who would have to ask for that over
+  // the link and behind what is on its way there.
+  uint64_t* completed_here_ = nullptr;
+  uint32_t* failed_word_ = nullptr;  // Device, and behind it the counter
   // Of the submitting thread. A stream of its own, so that other threads can look at stream_.
   cudaStream_t capture_stream_ = nullptr;
   bool capturing_ = false;
@@ -92,7 +97,7 @@ class StreamQueue final : public CudaQueue {
   absl::Status error_;  // Guarded by mutex_, like those below
   mutable std::deque<PendingTime> pending_times_;
   mutable std::vector<cudaEvent_t> free_events_;
-  // Mapped, a ring: the device's nanoseconds, 0 until a wait has ended.
+  // Mapped, a ring: the device's nanoseconds, 0 until a kernel has stored them.
   uint64_t* stamps_ = nullptr;
   int64_t num_stamps_ = 0;
   mutable int64_t pending_stamps_ = 0;

@@ -45,6 +45,8 @@ __device__ float MaxOfBlock(float value, float* shared) {
 // are added in order.
 __global__ void __launch_bounds__(kFoldThreads)
     FoldPartialsKernel(const __grid_constant__ SliceCall call) {
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   const SliceSizes& sizes = call.sizes;
   if (static_cast<int>(blockIdx.x) >= sizes.num_folds) return;
   const SliceArrays arrays = ArraysOf(call);
@@ -121,6 +123,8 @@ __global__ void __launch_bounds__(kFoldThreads)
 // The same for few slices: a thread block folds all heads of a row.
 __global__ void __launch_bounds__(kFoldRowThreads)
     FoldRowsKernel(const __grid_constant__ SliceCall call) {
+  WaitForKernelBefore();
+  LetNextKernelBegin();
   if (static_cast<int>(blockIdx.x) >= call.sizes.num_folds) return;
   __shared__ FoldShared shared;
   const SliceArrays arrays = ArraysOf(call);
@@ -134,8 +138,8 @@ __device__ void StoreOut(__nv_bfloat16* out, float value) { *out = __float2bfloa
 __device__ float4 LoadInside(bool inside, const float* from) {
   return inside ? *reinterpret_cast<const float4*>(from) : make_float4(0, 0, 0, 0);
 }
-// The same of what the CPU wrote, past caches: with `behind_wait` the kernel may begin while the one
-// before still runs, and what an earlier merge read may still lie in a cache.
+// The same of what the CPU wrote, past caches: with `behind_wait` the kernel may begin while the
+// one before still runs, and what an earlier merge read may still lie in a cache.
 __device__ float4 LoadFromCpu(bool inside, const float* from) {
   return inside ? __ldcg(reinterpret_cast<const float4*>(from)) : make_float4(0, 0, 0, 0);
 }
@@ -231,11 +235,10 @@ cudaError_t LaunchFoldPartials(cudaStream_t stream, const SliceCall& call) {
   constexpr int64_t kLoadsMax = 32;
   if (folds * kv_heads >= kThreadBlocksMin &&
       FoldLoads(call.rows.kv, call.sizes) <= kLoadsMax * kFoldRowThreads) {
-    FoldRowsKernel<<<dim3(folds, kv_heads), kFoldRowThreads, 0, stream>>>(call);
-  } else {
-    FoldPartialsKernel<<<dim3(folds, kv_heads * kPanelSlots), kFoldThreads, 0, stream>>>(call);
+    return LaunchEarly(stream, &FoldRowsKernel, dim3(folds, kv_heads), kFoldRowThreads, 0, call);
   }
-  return cudaGetLastError();
+  return LaunchEarly(stream, &FoldPartialsKernel, dim3(folds, kv_heads * kPanelSlots), kFoldThreads,
+                     0, call);
 }
 
 bool FoldsInPlace(const KvGeometry& kv, const SliceSizes& sizes) {

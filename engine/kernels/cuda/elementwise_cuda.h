@@ -35,8 +35,20 @@ cudaError_t LaunchMaxOfRows(cudaStream_t stream, ValueType type, int num_rows, i
 cudaError_t LaunchToFloats(cudaStream_t stream, ValueType type, int64_t count, const void* from,
                            float* to);
 
-// Copies to mapped memory, unless *failed_word is not 0.
-cudaError_t LaunchCopyUnlessFailed(cudaStream_t stream, int64_t count, const float* from, float* to,
-                                   const uint32_t* failed_word);
+// Values to mapped memory, as `type`, unless *failed is not 0; then, in any case, *ready = value.
+struct PublishCall {
+  ValueType type = ValueType::kF32;
+  int64_t count = 0;
+  const float* from = nullptr;  // Aligned to 16 bytes, like `to`
+  void* to = nullptr;
+  const uint32_t* failed = nullptr;
+  uint32_t* counter = nullptr;  // 0 before and after
+  uint64_t* ready = nullptr;    // Mapped
+  uint64_t value = 0;
+  // Mapped; null, or the device's time when all before was done, and when the values were there.
+  uint64_t* began_ns = nullptr;
+  uint64_t* ended_ns = nullptr;
+};
+cudaError_t LaunchPublish(cudaStream_t stream, const PublishCall& call);
 
 }  // namespace writescope::kernels

@@ -222,10 +222,23 @@ void CudaOps::DownloadFloats(const void* from, int64_t count, float* to) {
   Check(kernels::LaunchToFloats(stream(), type_, count, from, to), "download");
 }
 
-void CudaOps::PublishQueries(int64_t num_floats, const float* q, float* to) {
-  Check(
-      kernels::LaunchCopyUnlessFailed(stream(), num_floats, q, to, device_.compute().failed_word()),
-      "queries for the CPU");
+void CudaOps::PublishQueries(const PublishArgs& args) {
+  static_assert(std::atomic<uint64_t>::is_always_lock_free);
+  device::CudaQueue& queue = device_.compute();
+  // In the order in which they come.
+  uint64_t* const began_ns = queue.AddStamp(args.began_s);
+  uint64_t* const ended_ns = queue.AddStamp(args.ended_s);
+  Check(kernels::LaunchPublish(stream(), {.type = type_,
+                                          .count = args.num_values,
+                                          .from = args.q,
+                                          .to = args.to,
+                                          .failed = queue.failed_word(),
+                                          .counter = queue.counter_word(),
+                                          .ready = reinterpret_cast<uint64_t*>(args.ready),
+                                          .value = args.value,
+                                          .began_ns = began_ns,
+                                          .ended_ns = ended_ns}),
+        "queries for the CPU");
 }
 
 }  // namespace writescope::ops

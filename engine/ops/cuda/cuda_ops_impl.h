@@ -90,7 +90,7 @@ class CudaOps final : public Ops {
   void GatherRows(std::span<const int> rows, int dim, const void* x, void* out) override;
   void MaxOfRows(int num_rows, int dim, const void* x, kernels::RowMax* to) override;
   void DownloadFloats(const void* from, int64_t count, float* to) override;
-  void PublishQueries(int64_t num_floats, const float* q, float* to) override;
+  void PublishQueries(const PublishArgs& args) override;
 
  private:
   // Fills a matrix from staged rows: fill(first_row, rows, staging) brings rows of the source type.

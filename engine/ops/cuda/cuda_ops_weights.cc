@@ -312,11 +312,15 @@ absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
           "warm-up");
   }
   Check(kernels::LaunchToFloats(stream(), type_, 1, scratch, out), "warm-up");
-  for (const int count : {1, 4}) {  // Whole vectors, and not
-    Check(kernels::LaunchCopyUnlessFailed(stream(), count, floats, out,
-                                          device_.compute().failed_word()),
-          "warm-up");
-  }
+  Check(
+      kernels::LaunchPublish(stream(), {.type = type_,
+                                        .count = 8,
+                                        .from = floats,
+                                        .to = out,
+                                        .failed = device_.compute().failed_word(),
+                                        .counter = device_.compute().counter_word(),
+                                        .ready = reinterpret_cast<uint64_t*>(scratch + 3 * kPart)}),
+      "warm-up");
   const KvTarget target = {.block = scratch + 2 * kPart, .slot = 0};
   const int64_t position = 0;
   const kernels::TokenPlace* place = StagePlaces({&position, 1}, {&target, 1});

@@ -109,6 +109,17 @@ TEST_P(AttentionFailureTest, WorkersThatNeverClaimFailTheStepInTime) {
   ExpectNextStepsWork();
 }
 
+// The pump waits for slots that are never read, and the engine for what the pump would bring.
+TEST_P(AttentionFailureTest, ABrokenDeviceEndsTheStepInTime) {
+  device_->is_broken = true;
+  const absl::Time start = absl::Now();
+  const StepOutput output = rig_.Run(Request());
+  EXPECT_LT(absl::Now() - start, kWaitLimit * 40);
+  EXPECT_FALSE(output.status.ok());
+  EXPECT_FALSE(rig_.hybrid().Ok());
+  device_->is_broken = false;  // So that what is left can end
+}
+
 // One worker is enough: the others' share is claimed by it.
 TEST_P(AttentionFailureTest, AWorkerThatIsNotThereIsNoLoss) {
   std::atomic<int> claims{0};

@@ -1,6 +1,7 @@
 // What a step says of itself: bytes add up, and both sides are seen at work.
 #include <gtest/gtest.h>
 
+#include "engine/attention/cpu_reserve.h"
 #include "engine/base/units.h"
 #include "tests/support/attention_scenes.h"
 
@@ -93,6 +94,45 @@ TEST(AttentionStats, MeetSharesAndOverlaps) {
                  output.stats.both_busy_s > 0 && output.stats.link_bytes_both_busy > 0;
   }
   EXPECT_TRUE(overlapped);
+}
+
+// Of a slow link the last wave comes long after the CPU is done: it is left to that.
+TEST(AttentionStats, TheLinkLearnsToLeaveTheLastToTheCpu) {
+  testing::AttentionRigOptions options =
+      testing::RigOptions(SmallShape(), {"AllSwing", {0, 0, 320, 0}});
+  options.cache.link_bytes_per_s = 20e6;
+  AttentionRig rig(options);
+  const std::vector<int> slots = AddBatch(rig, 0, {9000, 9000}, 1);
+  ASSERT_TRUE(rig.Run(DecodeRequest(slots, {.cpu_share = 0.5, .handoff = true})).status.ok());
+  EXPECT_EQ(rig.hybrid().cpu_reserve_bytes(), 0);  // A planned step has no use for it.
+  for (int i = 0; i < 20 && rig.hybrid().cpu_reserve_bytes() == 0; ++i) {
+    ASSERT_TRUE(rig.Run(DecodeRequest(slots, {.meet = true, .handoff = true})).status.ok());
+  }
+  EXPECT_GT(rig.hybrid().cpu_reserve_bytes(), 0);
+  for (int i = 0; i < 5; ++i) {
+    const StepRequest request = DecodeRequest(slots, {.meet = true, .handoff = true});
+    const StepOutput output = rig.Run(request);
+    ASSERT_TRUE(output.status.ok());
+    EXPECT_EQ(output.stats.cpu_bytes + output.stats.link_bytes, output.stats.spilled_bytes);
+    EXPECT_LE(rig.Compare(output, rig.Plain(request)).ratio, 1);
+    EXPECT_GT(output.stats.cpu_bytes, 0);
+  }
+}
+
+TEST(CpuReserve, MovesByWhatWouldHaveBroughtTheEndsTogether) {
+  CpuReserve reserve;
+  reserve.Learn(100e-6, 1e-11, 3e-11);  // 100 GB/s and 33: 2.5 MB would do
+  EXPECT_NEAR(reserve.bytes(), 1.25e6, 1);
+  reserve.Learn(50e-6, 1e-11, 3e-11);
+  EXPECT_NEAR(reserve.bytes(), 1.875e6, 1);
+  reserve.Learn(-20e-6, 1e-11, 3e-11);
+  EXPECT_NEAR(reserve.bytes(), 1.625e6, 1);
+  reserve.Learn(-1, 1e-11, 3e-11);
+  EXPECT_EQ(reserve.bytes(), 0);
+  reserve.Learn(1, 0, 0);
+  EXPECT_EQ(reserve.bytes(), 0);
+  reserve.Learn(1e9, 1e-11, 3e-11);
+  EXPECT_EQ(reserve.bytes(), CpuReserve::kMaxBytes);
 }
 
 // A link of which a step needs many milliseconds, and nothing else to attend to.

@@ -53,7 +53,9 @@ class CpuAttentionTest : public testing::Test {
       std::memcpy(&memory[at], &value, 2);
     }
     queries_.resize(static_cast<size_t>(kNumSequences * num_heads * geometry.k_dim));
-    for (float& q : queries_) q = normal(rng) / std::sqrt(static_cast<float>(geometry.k_dim));
+    // As a device has them, whichever way it publishes them
+    const float scale = 1 / std::sqrt(static_cast<float>(geometry.k_dim));
+    for (float& q : queries_) q = Bf16ToFloat(FloatToBf16(scale * normal(rng)));
     for (int i = 0, first = 0; i < kNumSequences; first += kBlocksOf[i++]) {
       // In two runs where there is room: runs of one sequence have readers of their own.
       for (int at = 0; at < kBlocksOf[i];) {
@@ -114,16 +116,23 @@ class CpuAttentionTest : public testing::Test {
     }
   }
 
-  void RunAndCompare(int num_workers) {
+  void RunAndCompare(int num_workers, KvDtype query_dtype = KvDtype::kF32) {
     auto cpu = CpuAttention::Create({.geometry = geometry_,
                                      .max_turns = kNumLayers,
                                      .num_heads = num_heads_,
                                      .max_rows = kNumSequences,
+                                     .query_dtype = query_dtype,
                                      .num_workers = num_workers,
                                      .variant = &kEmulatedAmx},
                                     *device_);
     ASSERT_TRUE(cpu.ok()) << cpu.status();
-    std::ranges::copy(queries_, (*cpu)->queries());
+    for (size_t i = 0; i < queries_.size(); ++i) {
+      if (query_dtype == KvDtype::kBf16) {
+        reinterpret_cast<uint16_t*>((*cpu)->queries(0))[i] = FloatToBf16(queries_[i]);
+      } else {
+        reinterpret_cast<float*>((*cpu)->queries(0))[i] = queries_[i];
+      }
+    }
     TurnProgress turns[kNumLayers];
     StepContext step;
     step.micro_batches = {&attention_, 1};
@@ -175,11 +184,13 @@ class CpuAttentionTest : public testing::Test {
 TEST_F(CpuAttentionTest, ClaimsOfLatentsAreAsOneCall) {
   Make({.num_kv_heads = 1, .k_dim = 96, .v_dim = 64, .value_in_key = true}, 5);
   for (const int workers : {1, 3}) RunAndCompare(workers);
+  RunAndCompare(3, KvDtype::kBf16);
 }
 
 TEST_F(CpuAttentionTest, ClaimsOfPlanesAreAsOneCall) {
   Make({.num_kv_heads = 2, .k_dim = 32, .v_dim = 32}, 6);
   for (const int workers : {1, 3}) RunAndCompare(workers);
+  RunAndCompare(3, KvDtype::kBf16);
 }
 
 }  // namespace

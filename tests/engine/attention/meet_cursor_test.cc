@@ -135,18 +135,36 @@ INSTANTIATE_TEST_SUITE_P(Cuts, MeetCursorThreadsTest, ::testing::Values(-1, 0, 1
 TEST(LinkPumpTest, ClaimsShrinkOnlyWhereTheCpuClaimsToo) {
   MeetCursor cursor;
   cursor.Reset(100);
-  const auto next = [&](bool guided) {
-    return LinkPump::ClaimBlocks(cursor, guided, /*slot_blocks=*/16, /*smallest=*/2);
+  const auto next = [&] {
+    return LinkPump::ClaimBlocks(cursor, {.slot_blocks = 16, .smallest = 2, .cpu_reserve = 0});
   };
-  EXPECT_EQ(next(true), 16);  // The CPU is not there yet.
+  EXPECT_EQ(next(), 16);  // The CPU is not there yet.
   cursor.ClaimFront(60);
-  EXPECT_EQ(next(true), 16);
+  EXPECT_EQ(next(), 16);
   cursor.ClaimBack(4);
-  EXPECT_EQ(next(true), 4);  // An eighth of 36
-  EXPECT_EQ(next(false), 16);
+  EXPECT_EQ(next(), 4);  // An eighth of 36
   cursor.ClaimFront(28);
-  EXPECT_EQ(next(true), 2);
-  EXPECT_EQ(LinkPump::ClaimBlocks(cursor, true, /*slot_blocks=*/1, /*smallest=*/2), 1);
+  EXPECT_EQ(next(), 2);
+  EXPECT_EQ(LinkPump::ClaimBlocks(cursor, {.slot_blocks = 1, .smallest = 2, .cpu_reserve = 0}), 1);
+}
+
+TEST(LinkPumpTest, LeavesTheReserveToTheCpu) {
+  MeetCursor cursor;
+  cursor.Reset(100);
+  const auto next = [&] {
+    return LinkPump::ClaimBlocks(cursor, {.slot_blocks = 16, .smallest = 2, .cpu_reserve = 10});
+  };
+  EXPECT_EQ(next(), 16);
+  cursor.ClaimFront(80);
+  EXPECT_EQ(next(), 10);  // Also before the CPU is there
+  cursor.ClaimBack(4);
+  EXPECT_EQ(next(), 2);
+  cursor.ClaimFront(5);
+  EXPECT_EQ(next(), 1);
+  cursor.ClaimFront(1);
+  EXPECT_EQ(next(), 0);
+  cursor.ClaimBack(8);  // Of the reserve itself
+  EXPECT_EQ(next(), 0);
 }
 
 }  // namespace

@@ -139,25 +139,29 @@ TEST(CudaDeviceTest, AWaitTellsWhenItSawTheFlag) {
     auto* flag = new (memory.data()) std::atomic<uint64_t>(0);
     CudaQueue& queue = device->compute();
     for (uint64_t step = 1; step <= 20; ++step) {
-      double set_s = 0, seen_s = 0;
+      double set_s = 0;
+      WaitTimes times;
       std::thread cpu([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         set_s = NowSeconds();
         flag->store(step, std::memory_order_release);
       });
-      queue.WaitFlag(flag, step, absl::Seconds(5), &seen_s);
+      const double submitted_s = NowSeconds();
+      queue.WaitFlag(flag, step, absl::Seconds(5), &times);
       EXPECT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
       cpu.join();
-      EXPECT_GT(seen_s, set_s - 1e-4);
-      EXPECT_LT(seen_s, set_s + 2e-3);
+      EXPECT_GT(times.began_s, submitted_s - 1e-4);
+      EXPECT_LT(times.began_s, submitted_s + 1e-3);
+      EXPECT_GT(times.seen_s, set_s - 1e-4);
+      EXPECT_LT(times.seen_s, set_s + 2e-3);
     }
     // One that gives up tells when it did.
-    double gave_up_s = 0;
+    WaitTimes gave_up;
     const double before_s = NowSeconds();
-    queue.WaitFlag(flag, 1000, absl::Milliseconds(50), &gave_up_s);
+    queue.WaitFlag(flag, 1000, absl::Milliseconds(50), &gave_up);
     EXPECT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
-    EXPECT_GT(gave_up_s, before_s + 0.045);
-    EXPECT_LT(gave_up_s, NowSeconds() + 1e-4);
+    EXPECT_GT(gave_up.seen_s, before_s + 0.045);
+    EXPECT_LT(gave_up.seen_s, NowSeconds() + 1e-4);
     EXPECT_FALSE(queue.TakeError().ok());
   }
 }
@@ -203,13 +207,14 @@ TEST(CudaDeviceTest, TimesOfEventsOfWaitsAndOfTheHostAgreeToMicroseconds) {
   auto* to_host = new (memory.data()) std::atomic<uint64_t>(0);
   auto* to_device = new (memory.data() + 64) std::atomic<uint64_t>(0);
   CudaQueue& queue = device->compute();
-  std::vector<double> out_us, back_us, end_us;
+  std::vector<double> out_us, begun_us, back_us, end_us;
   for (uint64_t step = 1; step <= 60; ++step) {
-    double published_s = 0, seen_s = 0, ended_s = 0;
+    double published_s = 0, ended_s = 0;
+    WaitTimes wait;
     queue.Zero(there.data(), kBusyBytes);  // All that follows is submitted when it is done.
     queue.RecordTime(&published_s);
     queue.SetFlag(to_host, step);
-    queue.WaitFlag(to_device, step, absl::Seconds(5), &seen_s);
+    queue.WaitFlag(to_device, step, absl::Seconds(5), &wait);
     queue.RecordTime(&ended_s);
     const Event end = queue.Record();
     while (to_host->load(std::memory_order_acquire) < step) {
@@ -221,13 +226,16 @@ TEST(CudaDeviceTest, TimesOfEventsOfWaitsAndOfTheHostAgreeToMicroseconds) {
     to_device->store(step, std::memory_order_release);
     ASSERT_TRUE(end.Wait(absl::Seconds(10)).ok());
     out_us.push_back(1e6 * (arrived_s - published_s));
-    back_us.push_back(1e6 * (seen_s - set_s));
-    end_us.push_back(1e6 * (ended_s - seen_s));
+    begun_us.push_back(1e6 * (wait.began_s - published_s));
+    back_us.push_back(1e6 * (wait.seen_s - set_s));
+    end_us.push_back(1e6 * (ended_s - wait.seen_s));
     // Over several bases.
     if (step % 15 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(600));
   }
   EXPECT_GT(Median(out_us), 0);
   EXPECT_LT(Median(out_us), 5);
+  EXPECT_GT(Median(begun_us), 0);
+  EXPECT_LT(Median(begun_us), 20);  // A flag is stored before.
   EXPECT_GT(Median(back_us), 0);
   EXPECT_LT(Median(back_us), 5);
   EXPECT_GT(Median(end_us), 0);

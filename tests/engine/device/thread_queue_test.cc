@@ -167,20 +167,23 @@ TEST(ThreadQueue, LostFlagIsOneErrorAndWaitsDoNotAddUp) {
 TEST(ThreadQueue, AWaitTellsWhenItSawTheFlagOrGaveUp) {
   ThreadQueue queue("q", nullptr);
   std::atomic<uint64_t> flag{0};
-  double seen_s = 0;
-  queue.WaitFlag(&flag, 1, kLong, &seen_s);
+  WaitTimes times;
+  const double submitted_s = NowSeconds();
+  queue.WaitFlag(&flag, 1, kLong, &times);
   const Event behind = queue.Record();
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   const double set_s = NowSeconds();
   flag.store(1, std::memory_order_release);
   ASSERT_TRUE(behind.Wait(kLong).ok());
-  EXPECT_GE(seen_s, set_s);
-  EXPECT_LE(seen_s, NowSeconds());
+  EXPECT_GE(times.began_s, submitted_s);
+  EXPECT_LT(times.began_s, set_s);
+  EXPECT_GE(times.seen_s, set_s);
+  EXPECT_LE(times.seen_s, NowSeconds());
   const double before_s = NowSeconds();
-  queue.WaitFlag(&flag, 2, absl::Milliseconds(20), &seen_s);
+  queue.WaitFlag(&flag, 2, absl::Milliseconds(20), &times);
   ASSERT_TRUE(queue.Record().Wait(kLong).ok());
-  EXPECT_GE(seen_s, before_s + 0.02);
-  EXPECT_LE(seen_s, NowSeconds());
+  EXPECT_GE(times.seen_s, before_s + 0.02);
+  EXPECT_LE(times.seen_s, NowSeconds());
   EXPECT_TRUE(absl::IsDeadlineExceeded(queue.TakeError()));
 }
 

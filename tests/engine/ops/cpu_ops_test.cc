@@ -135,9 +135,21 @@ TEST(CpuOps, GathersAndCopies) {
   rig.ops().GatherRows(rows, 3, device_x, out);
   EXPECT_EQ(rig.Download(out, 6), (std::vector<float>{12, 13, 14, 3, 4, 5}));
   std::vector<float> published(15);
-  rig.ops().PublishQueries(15, device_x, published.data());
+  std::atomic<uint64_t> ready{0};
+  double began_s = 0, ended_s = 0;
+  const double before_s = device::NowSeconds();
+  rig.ops().PublishQueries({.num_values = 15,
+                            .q = device_x,
+                            .to = published.data(),
+                            .ready = &ready,
+                            .value = 7,
+                            .began_s = &began_s,
+                            .ended_s = &ended_s});
   rig.Finish();
   EXPECT_EQ(published, x);
+  EXPECT_EQ(ready.load(), 7u);
+  EXPECT_GE(began_s, before_s);
+  EXPECT_GE(ended_s, began_s);
 }
 
 // Arrays of the caller may be gone when the queue gets there.

@@ -323,26 +323,55 @@ TEST_P(CudaOpsTest, MlaPrepareAndOutput) {
   }
 }
 
-TEST_P(CudaOpsTest, PublishQueriesUnlessTheQueueHasFailed) {
+TEST_P(CudaOpsTest, PublishesQueriesUnlessTheQueueHasFailed) {
   CudaRig cuda(kLimits, {.compute = GetParam()});
-  std::vector<float> values(10'000);
-  std::iota(values.begin(), values.end(), 0.5f);
+  const bool is_narrow = GetParam() == ComputeType::kBf16;
+  std::vector<float> values(200'000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = 1 + static_cast<float>(i) / 3;
   const float* q = Vector(cuda, values);
-  auto* to = reinterpret_cast<float*>(cuda.HostMemory(40'000));
-  for (const int count : {9'999, 10'000}) {  // No whole fours, and such
-    cuda.ops().PublishQueries(count, q, to);
-    cuda.Finish();
-    EXPECT_EQ(std::vector<float>(to, to + count),
-              std::vector<float>(values.begin(), values.begin() + count));
-    EXPECT_EQ(to[9'999], count < 10'000 ? 0 : values.back());
+  std::byte* to = cuda.HostMemory(800'000);
+  auto* ready = new (cuda.HostMemory(64)) std::atomic<uint64_t>(0);
+  device::CudaQueue& queue = cuda.device().compute();
+  const auto at = [&](int64_t i) {
+    return is_narrow ? Bf16ToFloat(reinterpret_cast<const uint16_t*>(to)[i])
+                     : reinterpret_cast<const float*>(to)[i];
+  };
+  uint64_t turn = 0;
+  for (const int64_t count : {1, 8, 9'999, 200'000}) {  // No whole eights, one, and more
+    std::memset(to, 0, 800'000);
+    double began_s = 0, ended_s = 0;
+    const double before_s = device::NowSeconds();
+    cuda.ops().PublishQueries({.num_values = count,
+                               .q = q,
+                               .to = to,
+                               .ready = ready,
+                               .value = ++turn,
+                               .began_s = &began_s,
+                               .ended_s = &ended_s});
+    // They are there once the flag is, whatever else is submitted.
+    while (ready->load(std::memory_order_acquire) < turn) {
+      ASSERT_LT(device::NowSeconds(), before_s + 10);
+    }
+    const double seen_s = device::NowSeconds();
+    for (int64_t i = 0; i < 200'000; ++i) {
+      const float value = values[static_cast<size_t>(i)];
+      const float want = i >= count ? 0 : is_narrow ? Bf16ToFloat(FloatToBf16(value)) : value;
+      ASSERT_EQ(at(i), want) << i << " of " << count;
+    }
+    ASSERT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
+    EXPECT_GT(began_s, before_s - 1e-4);
+    EXPECT_GE(ended_s, began_s);
+    EXPECT_LT(ended_s, seen_s + 1e-4);
   }
-  std::memset(to, 0, 40'000);
-  auto* flag = reinterpret_cast<std::atomic<uint64_t>*>(cuda.HostMemory(64));
-  cuda.device().compute().WaitFlag(flag, 1, absl::Milliseconds(5), nullptr);
-  cuda.ops().PublishQueries(10'000, q, to);
-  ASSERT_TRUE(cuda.device().compute().Record().Wait(absl::Seconds(10)).ok());
-  EXPECT_EQ(std::vector<float>(to, to + 10'000), std::vector<float>(10'000));
-  EXPECT_EQ(cuda.device().compute().TakeError().code(), absl::StatusCode::kDeadlineExceeded);
+  std::memset(to, 0, 800'000);
+  auto* never = new (cuda.HostMemory(64)) std::atomic<uint64_t>(0);
+  queue.WaitFlag(never, 1, absl::Milliseconds(5), nullptr);
+  cuda.ops().PublishQueries(
+      {.num_values = 10'000, .q = q, .to = to, .ready = ready, .value = ++turn});
+  ASSERT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
+  for (int64_t i = 0; i < 10'000; ++i) ASSERT_EQ(at(i), 0) << i;
+  EXPECT_EQ(ready->load(), turn);
+  EXPECT_EQ(queue.TakeError().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST_P(CudaOpsTest, RandomMatricesAreThoseOfTheCpu) {
