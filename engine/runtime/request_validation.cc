@@ -5,6 +5,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -70,6 +71,17 @@ absl::Status CheckSampling(const SamplingParams& s, const ModelInfo& model) {
   return absl::OkStatus();
 }
 
+// Below min_tokens no token that ends the text is taken, and in a small vocabulary all may be such.
+absl::Status CheckTokensAreLeft(const StoppingParams& s, const ModelInfo& model) {
+  if (s.min_tokens == 0) return absl::OkStatus();
+  std::vector<TokenId> ending = s.stop_token_ids;
+  if (!s.ignore_eos) ending.insert(ending.end(), model.eos_tokens.begin(), model.eos_tokens.end());
+  std::sort(ending.begin(), ending.end());
+  ending.erase(std::unique(ending.begin(), ending.end()), ending.end());
+  if (static_cast<int>(ending.size()) < model.vocab_size) return absl::OkStatus();
+  return Bad("stopping.min_tokens", s.min_tokens, "0 where every token ends the text", 0);
+}
+
 absl::Status CheckStopping(const StoppingParams& s, const ModelInfo& model) {
   if (s.max_tokens.has_value() && *s.max_tokens < 0) {
     return Bad("stopping.max_tokens", *s.max_tokens, "at least 0", 0);
@@ -103,7 +115,7 @@ absl::Status CheckStopping(const StoppingParams& s, const ModelInfo& model) {
     return Bad(absl::StrCat("stopping.stop_token_ids[", i, "]"), id,
                absl::StrCat("in [0, ", model.vocab_size, ")"), id < 0 ? 0 : model.vocab_size);
   }
-  return absl::OkStatus();
+  return CheckTokensAreLeft(s, model);
 }
 
 }  // namespace

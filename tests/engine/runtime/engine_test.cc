@@ -250,6 +250,31 @@ TEST(EngineTest, RefusesWhatMakesNoSense) {
   }
 }
 
+TEST(EngineTest, RefusesToGoOnWhereEveryTokenEndsTheText) {
+  EngineOptions options = DemoOptions();
+  options.model_dir = WRITESCOPE_TESTDATA_DIR "/goldens/qwen3_moe";
+  const auto engine = MakeEngine(options);
+  ASSERT_NE(engine, nullptr);
+  const int vocab_size = engine->model().vocab_size;
+  ASSERT_FALSE(engine->model().eos_tokens.empty());
+  GenerateRequest request;
+  request.prompt = std::vector<TokenId>{5, 6};
+  request.stopping.max_tokens = 4;
+  // With the model's own end of sequence all of them, and one of them twice.
+  for (TokenId id = 0; id < vocab_size; ++id) {
+    if (id != engine->model().eos_tokens.front()) request.stopping.stop_token_ids.push_back(id);
+  }
+  request.stopping.stop_token_ids.push_back(request.stopping.stop_token_ids.back());
+  EXPECT_TRUE(RunToEnd(*engine, request)->status().ok());
+  request.stopping.min_tokens = 2;
+  const auto id = engine->Submit(request, std::make_shared<CollectSink>());
+  EXPECT_EQ(id.status().code(), absl::StatusCode::kInvalidArgument) << id.status();
+  EXPECT_EQ(ErrorReason(id.status()), "INVALID_PARAMETER");
+  request.stopping.ignore_eos = true;
+  EXPECT_TRUE(RunToEnd(*engine, request)->status().ok());
+  EXPECT_EQ(engine->state().nan_logits_total, 0);
+}
+
 TEST(EngineTest, ABudgetOneByteShortSaysHowMuchIsMissing) {
   EngineOptions options = DemoOptions();
   options.ring_bytes = 4 << 20;
