@@ -2,10 +2,10 @@
 // tensor cores, and nothing is staged, shuffled or transposed. Each key is used by up to 16 (row,
 // head) pairs, so the time is that of reading memory; registers hold the next keys while the
 // present ones are in work.
-#include "engine/kernels/cuda/attend_fold.h"
 #include "engine/kernels/cuda/attend_latent.h"
 #include "engine/kernels/cuda/attend_launch.h"
 #include "engine/kernels/cuda/attend_mma.h"
+#include "engine/kernels/cuda/attend_slices.h"
 
 namespace writescope::kernels {
 namespace {
@@ -21,7 +21,6 @@ struct DecodeShared {
   float o[kWarps][kPanelSlots][kOutStride];
   float m[kWarps][kPanelSlots];
   float l[kWarps][kPanelSlots];
-  FoldShared fold;
   SliceQueue queue;
 };
 
@@ -302,7 +301,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     __syncthreads();
     StorePartial<kKDim, kVDim>(call, PartialIndex(call, shared.queue.sizes, slice.index, kv_head),
                                num_slots, shared);
-    FinishSlice(call, shared.queue.arrays, slice, kv_head, shared.fold);
     __syncthreads();
   }
 }

@@ -1,8 +1,8 @@
 // Attention where the value is the first part of the key (MLA), bf16: a block of latents is staged
 // once and serves as keys and, by byte permutations, as values.
-#include "engine/kernels/cuda/attend_fold.h"
 #include "engine/kernels/cuda/attend_latent.h"
 #include "engine/kernels/cuda/attend_latent_warp.h"
+#include "engine/kernels/cuda/attend_slices.h"
 #include "engine/kernels/cuda/attend_tiles.h"
 
 namespace writescope::kernels {
@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(DecodeShared::kThreads, 1)
   extern __shared__ __align__(128) std::byte shared_bytes[];
   DecodeShared& shared = *reinterpret_cast<DecodeShared*>(shared_bytes);
   __shared__ SliceQueue queue;
-  __shared__ FoldShared fold;
   const int kv_head = blockIdx.y;
   Warp<1, 2> warp(shared);
   const int64_t block_bytes = call.rows.kv.block_bytes();
@@ -92,7 +91,6 @@ __global__ void __launch_bounds__(DecodeShared::kThreads, 1)
     const int64_t first = PartialIndex(call, queue.sizes, slice.index, kv_head);
     warp.Store([&](int slot) { return slot < num_slots ? first + slot : int64_t{-1}; },
                call.partials.o, call.partials.m, call.partials.l);
-    FinishSlice(call, queue.arrays, slice, kv_head, fold);
     __syncthreads();
   }
 }
@@ -174,7 +172,7 @@ bool Supports(const KvGeometry& kv) {
 SliceKernel LatentDecodeKernel(const KvGeometry& kv) {
   SliceKernel kernel;
   kernel.prepare = PrepareSlices;
-  kernel.shared_bytes = sizeof(DecodeShared) + sizeof(SliceQueue) + sizeof(FoldShared);
+  kernel.shared_bytes = sizeof(DecodeShared) + sizeof(SliceQueue);
   if (Supports(kv)) kernel.launch = LaunchLatentSlices;
   return kernel;
 }

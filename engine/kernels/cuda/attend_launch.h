@@ -35,11 +35,8 @@ SliceKernel SimtKernel();
 // none for such a cache.
 SliceKernel DecodeKernel(const KvGeometry& kv);
 
-// Folds the partials of each row into its state, where the slices have not done so themselves. They
-// are to do it (SliceCall::arrivals) while that is little work for the thread block that comes
-// last.
+// Folds the partials of each row into its state.
 cudaError_t LaunchFoldPartials(cudaStream_t stream, const SliceCall& call);
-bool FoldsInPlace(const KvGeometry& kv, const SliceSizes& sizes);
 
 // The end of a staged call whose slices are all that its rows see: what resetting, folding and
 // merging states comes to, without states.

@@ -1,7 +1,7 @@
 // Attention in plain float32: every size and either dtype, and the twin on the device of the
 // kernels with matrix instructions. Nothing here is newer than sm_75.
-#include "engine/kernels/cuda/attend_fold.h"
 #include "engine/kernels/cuda/attend_launch.h"
+#include "engine/kernels/cuda/attend_slices.h"
 
 namespace writescope::kernels {
 namespace {
@@ -124,7 +124,6 @@ __device__ void AddValues(const KvGeometry& kv, const std::byte* k, const SimtSh
 __global__ void __launch_bounds__(kThreads)
     AttendSimtKernel(const __grid_constant__ SliceCall call) {
   extern __shared__ float shared_floats[];
-  __shared__ FoldShared fold;
   __shared__ SliceQueue queue;
   const KvGeometry& kv = call.rows.kv;
   const SimtShared shared = FindShared(shared_floats, kv);
@@ -166,7 +165,6 @@ __global__ void __launch_bounds__(kThreads)
       call.partials.m[first + threadIdx.x] = shared.m[threadIdx.x];
       call.partials.l[first + threadIdx.x] = shared.l[threadIdx.x];
     }
-    FinishSlice(call, queue.arrays, slice, kv_head, fold);
     __syncthreads();
   }
 }
@@ -179,9 +177,8 @@ cudaError_t Prepare() {
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(
-      AttendSimtKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-      bytes - static_cast<int>(sizeof(FoldShared) + sizeof(SliceQueue)) - 1024);
+  return cudaFuncSetAttribute(AttendSimtKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              bytes - static_cast<int>(sizeof(SliceQueue)) - 1024);
 }
 
 cudaError_t Launch(cudaStream_t stream, const SliceCall& call) {

@@ -120,6 +120,62 @@ __global__ void __launch_bounds__(kFoldThreads)
   }
 }
 
+struct FoldShared {
+  float m[kPanelSlots];  // By head
+  float l[kPanelSlots];
+};
+
+// All heads of a fold, by all threads of the block.
+__device__ void FoldRowHeads(const SliceCall& call, const SliceArrays& arrays, const FoldRow& fold,
+                             int kv_head, FoldShared& shared) {
+  const KvGeometry& kv = call.rows.kv;
+  const FoldPart* parts = arrays.parts + fold.first_part;
+  const int64_t slice_stride = int64_t{kv.num_kv_heads} * call.sizes.num_slots;
+  const int64_t first_state = FoldState(call, fold, kv_head);
+  const int num_vecs = kv.v_dim / 4;
+  for (int i = threadIdx.x; i < fold.num_heads * num_vecs; i += blockDim.x) {
+    const int head = i / num_vecs;
+    const int dim = i % num_vecs * 4;
+    const int64_t at = first_state + head;
+    float* state_o = call.rows.o + at * kv.v_dim + dim;
+    float m = call.rows.m[at];
+    float l = call.rows.l[at];
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (m != kMinusInf) sum = *reinterpret_cast<const float4*>(state_o);
+    for (int p = 0; p < fold.num_parts; ++p) {
+      const int64_t first = PartialIndex(call, call.sizes, parts[p].first_slice, kv_head) +
+                            parts[p].first_slot + head;
+#pragma unroll 8
+      for (int s = 0; s < parts[p].num_slices; ++s) {
+        const int64_t partial = first + s * slice_stride;
+        const float part_m = __ldcg(call.partials.m + partial);
+        const float part_l = __ldcg(call.partials.l + partial);
+        const float4 part_o =
+            __ldcg(reinterpret_cast<const float4*>(call.partials.o + partial * kv.v_dim + dim));
+        if (part_m == kMinusInf) continue;
+        const float m_new = fmaxf(m, part_m);
+        const float factor = exp2f(m - m_new);
+        const float weight = exp2f(part_m - m_new);
+        m = m_new;
+        l = l * factor + weight * part_l;
+        Scale(factor, &sum);
+        AddScaled(weight, part_o, &sum);
+      }
+    }
+    *reinterpret_cast<float4*>(state_o) = sum;
+    if (dim == 0) {
+      shared.m[head] = m;
+      shared.l[head] = l;
+    }
+  }
+  __syncthreads();  // Every thread has read the old maxima.
+  for (int head = threadIdx.x; head < fold.num_heads; head += blockDim.x) {
+    call.rows.m[first_state + head] = shared.m[head];
+    call.rows.l[first_state + head] = shared.l[head];
+  }
+  __syncthreads();
+}
+
 // The same for few slices: a thread block folds all heads of a row.
 __global__ void __launch_bounds__(kFoldRowThreads)
     FoldRowsKernel(const __grid_constant__ SliceCall call) {
@@ -128,7 +184,7 @@ __global__ void __launch_bounds__(kFoldRowThreads)
   if (static_cast<int>(blockIdx.x) >= call.sizes.num_folds) return;
   __shared__ FoldShared shared;
   const SliceArrays arrays = ArraysOf(call);
-  FoldHere(call, arrays, arrays.folds[blockIdx.x], blockIdx.y, shared);
+  FoldRowHeads(call, arrays, arrays.folds[blockIdx.x], blockIdx.y, shared);
 }
 
 __device__ void StoreOut(float* out, float value) { *out = value; }
@@ -239,14 +295,6 @@ cudaError_t LaunchFoldPartials(cudaStream_t stream, const SliceCall& call) {
   }
   return LaunchEarly(stream, &FoldPartialsKernel, dim3(folds, kv_heads * kPanelSlots), kFoldThreads,
                      0, call);
-}
-
-bool FoldsInPlace(const KvGeometry& kv, const SliceSizes& sizes) {
-  constexpr int64_t kLoadsMax = 64;
-  // With more panels a thread block ends many slices, and each time it would wait for memory.
-  constexpr int kChunksPerPanelMin = 3;
-  return FoldLoads(kv, sizes) <= kLoadsMax * kThreads &&
-         sizes.num_panels * kChunksPerPanelMin <= sizes.num_chunks;
 }
 
 cudaError_t LaunchMergeStates(cudaStream_t stream, const MergeCall& call) {

@@ -137,9 +137,6 @@ struct SliceCall {
   const SliceSizes* staged;
   int32_t layer;
   Partials partials;
-  // Device [num_folds, num_kv_heads]: slices of a fold that are done; zero between calls. Null: the
-  // slices are folded by a launch of its own.
-  uint32_t* arrivals;
   const std::byte* arrays;  // Device; null: `inlined`
   alignas(16) std::byte inlined[kInlineBytes];
 };

@@ -111,7 +111,7 @@ class CudaAttendImpl : public CudaAttend {
   const bool with_warpgroups_;
   const int max_shared_bytes_;
   const bool out_bf16_;
-  const device::Buffer workspace_;  // Arrays of calls, arrivals, partials or scratch
+  const device::Buffer workspace_;  // Arrays of calls, partials or scratch
   cudaError_t (*prepared_slices_)() = nullptr;
   cudaError_t (*prepared_tiles_)() = nullptr;
   SlicePlanner slices_;
@@ -173,7 +173,6 @@ SliceCall CudaAttendImpl::MakeSliceCall(const kernels::AttendRows& rows, const S
   call.staged = nullptr;
   call.layer = 0;
   call.arrays = nullptr;
-  call.arrivals = nullptr;
   call.partials.o = reinterpret_cast<float*>(scratch());
   call.partials.m = call.partials.o + partials * rows.kv.v_dim;
   call.partials.l = call.partials.m + partials;
