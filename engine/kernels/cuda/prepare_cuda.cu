@@ -18,34 +18,11 @@ __device__ void LoadRow(int dim, const T* from, float* row) {
   __syncwarp();
 }
 
-// The weights of a norm, or none; a lane holds the first of its own, which do not depend on the
-// kernel before.
-struct NormWeights {
-  static constexpr int kHeld = 4;
-  const float* all;
-  float held[kHeld];
-
-  __device__ NormWeights(const float* weights, int dim) : all(weights) {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int d = Lane() + 32 * i;
-      held[i] = weights != nullptr && d < dim ? weights[d] : 0;
-    }
-  }
-};
-
-__device__ void NormRow(int dim, const NormWeights& weights, float eps, float* row) {
+__device__ void NormRow(int dim, const float* weight, float eps, float* row) {
   float sum = 0;
   for (int d = Lane(); d < dim; d += 32) sum += row[d] * row[d];
   const float factor = 1.0f / sqrtf(WarpSum(sum) / static_cast<float>(dim) + eps);
-#pragma unroll
-  for (int i = 0; i < NormWeights::kHeld; ++i) {
-    const int d = Lane() + 32 * i;
-    if (d < dim) row[d] = row[d] * factor * weights.held[i];
-  }
-  for (int d = Lane() + 32 * NormWeights::kHeld; d < dim; d += 32) {
-    row[d] = row[d] * factor * weights.all[d];
-  }
+  for (int d = Lane(); d < dim; d += 32) row[d] = row[d] * factor * weight[d];
   __syncwarp();
 }
 
@@ -125,25 +102,16 @@ __device__ std::byte* BlockOf(const TokenPlace& place, int layer) {
   return place.block + layer * place.layer_stride_bytes;
 }
 
-// Of a head of PrepareHead's.
-__device__ NormWeights NormOf(const GqaPrepareCuda& args, int head) {
-  const float* weights = head < args.num_heads                          ? args.q_norm
-                         : head < args.num_heads + args.kv.num_kv_heads ? args.k_norm
-                                                                        : nullptr;
-  return {weights, args.head_dim};
-}
-
 // One head of one token: those of the queries, then of the keys, then of the values.
 template <typename T>
 __device__ void PrepareHead(const GqaPrepareCuda& args, int64_t token, int head,
-                            const TokenPlace& place, const Angles& angles, const NormWeights& norm,
-                            float* row) {
+                            const TokenPlace& place, const Angles& angles, float* row) {
   const int dim = args.head_dim, kv_heads = args.kv.num_kv_heads;
   std::byte* block = BlockOf(place, args.layer);
   if (head < args.num_heads) {
     const int64_t at = token * args.num_heads + head;
     LoadRow(dim, static_cast<const T*>(args.q) + token * args.q_stride + int64_t{head} * dim, row);
-    if (norm.all != nullptr) NormRow(dim, norm, args.norm_eps, row);
+    if (args.q_norm != nullptr) NormRow(dim, args.q_norm, args.norm_eps, row);
     RopeRow(args.rope, place.position, angles, row);
     float* to = args.q_out + at * args.kv.k_dim;
     for (int d = Lane(); d < args.kv.k_dim; d += 32) to[d] = d < dim ? row[d] * args.scale_log2 : 0;
@@ -152,7 +120,7 @@ __device__ void PrepareHead(const GqaPrepareCuda& args, int64_t token, int head,
   head -= args.num_heads;
   if (head < kv_heads) {
     LoadRow(dim, static_cast<const T*>(args.k) + token * args.kv_stride + int64_t{head} * dim, row);
-    if (norm.all != nullptr) NormRow(dim, norm, args.norm_eps, row);
+    if (args.k_norm != nullptr) NormRow(dim, args.k_norm, args.norm_eps, row);
     RopeRow(args.rope, place.position, angles, row);
     WriteKey(args.kv.dtype, place.slot, dim, args.kv.k_dim, row,
              block + head * args.kv.head_bytes());
@@ -171,16 +139,13 @@ __global__ void GqaPrepareKernel(GqaPrepareCuda args) {
   const int64_t token = blockIdx.x;
   const TokenPlace place = args.places[token];  // Older than the kernel before
   const Angles angles(args.rope, place.position);
-  NormWeights norm = NormOf(args, HeadRow());
   LetNextKernelBegin();
   WaitForKernelBefore();
   float* row = rows + threadIdx.x / 32 * args.head_dim;
   const int heads = args.num_heads + 2 * args.kv.num_kv_heads;
-  for (int head = HeadRow(); head < heads;) {
-    PrepareHead<T>(args, token, head, place, angles, norm, row);
+  for (int head = HeadRow(); head < heads; head += gridDim.y * kWarps) {
+    PrepareHead<T>(args, token, head, place, angles, row);
     __syncwarp();
-    head += gridDim.y * kWarps;
-    if (head < heads) norm = NormOf(args, head);
   }
 }
 
@@ -190,7 +155,6 @@ __global__ void MlaPrepareKernel(MlaPrepareCuda args) {
   const int64_t token = blockIdx.x;
   const TokenPlace place = args.places[token];
   const Angles angles(args.rope, place.position);
-  const NormWeights norm(args.kv_norm, args.latent_dim);
   LetNextKernelBegin();
   WaitForKernelBefore();
   const int latent = args.latent_dim, rope_dim = args.rope.dim, k_dim = args.kv.k_dim;
@@ -219,7 +183,7 @@ __global__ void MlaPrepareKernel(MlaPrepareCuda args) {
     return;
   }
   LoadRow(latent + rope_dim, static_cast<const T*>(args.kv_a) + token * args.kv_a_stride, row);
-  NormRow(latent, norm, args.norm_eps, row);
+  NormRow(latent, args.kv_norm, args.norm_eps, row);
   RopeRow(args.rope, place.position, angles, row + latent);
   WriteKey(args.kv.dtype, place.slot, latent + rope_dim, k_dim, row, BlockOf(place, args.layer));
 }
