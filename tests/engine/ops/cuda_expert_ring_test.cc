@@ -42,16 +42,11 @@ constexpr RingCase kCases[] = {
      .experts = 16,
      .slots_per_expert = 1,
      .tile_slots = 8},
-    {.rows = 128,
-     .cols = 3200,
-     .gated = true,
-     .experts = 4,
-     .slots_per_expert = 8,
-     .tile_slots = 8},
+    {.rows = 64, .cols = 3200, .gated = true, .experts = 2, .slots_per_expert = 8, .tile_slots = 8},
     {.rows = 128,
      .cols = 3200,
      .gated = false,
-     .experts = 4,
+     .experts = 2,
      .slots_per_expert = 3,
      .tile_slots = 8},
     {.rows = 576,
@@ -60,10 +55,10 @@ constexpr RingCase kCases[] = {
      .experts = 16,
      .slots_per_expert = 2,
      .tile_slots = 8},
-    {.rows = 128,
+    {.rows = 64,
      .cols = 3200,
      .gated = true,
-     .experts = 8,
+     .experts = 2,
      .slots_per_expert = 12,
      .tile_slots = 16},
     {.rows = 576,
@@ -101,7 +96,7 @@ TEST(CudaExpertRing, GivesWhatThePlainKernelDoesWhereStagesAreFilledAgain) {
   CudaRig rig({.max_tokens = 1, .hidden = 8, .num_heads = 1, .max_head_dim = 8},
               {.compute = ComputeType::kBf16});
   for (const RingCase& c : kCases) {
-    if (testing::LeftOut(c.rows == 128)) continue;
+    if (testing::LeftOut(c.experts == 2)) continue;
     SCOPED_TRACE(std::to_string(c.rows) + " x " + std::to_string(c.cols) + ", " +
                  std::to_string(c.tile_slots));
     if (!kernels::CanRun(ExpertKernel::kRing,
