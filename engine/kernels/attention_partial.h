@@ -37,7 +37,9 @@ struct KeptState {
   static constexpr int64_t kBytes = 96 * 1024;
   std::byte* memory = nullptr;  // kBytes for one thread, aligned to 64; null: nothing is kept
   bool is_left = false;         // By the call before: o is not read.
-  bool leave = false;           // For the call after: what o holds then is not told.
+  // For the call after, what o holds then is not told. A call without blocks that leaves nothing
+  // brings the sums to o.
+  bool leave = false;
 };
 
 // The furthest that any variant fetches ahead of its work.
@@ -99,7 +101,17 @@ void FinishPartial(int v_dim, const T* o, T m, T l, T* out, T* lse);
 template <typename T>
 void MergePartial(int v_dim, T* out, T* lse, const T* other_out, T other_lse);
 
-// FinishPartial and MergePartial of a running state into (out, lse), in one pass.
+// What a merge does with a row: out = keep * out + add * o, of `count` values.
+struct RowMixVariant {
+  std::string_view name;
+  CpuIsa isa;
+  void (*run)(int64_t count, float keep, float* out, float add, const float* o);
+};
+std::span<const RowMixVariant> RowMixVariants();
+const RowMixVariant& ActiveRowMixVariant();
+
+// FinishPartial and MergePartial of a running state into (out, lse), in one pass. Workers that end
+// a layer do it one after the other for the same rows, so in float it is as fast as vectors are.
 template <typename T>
 void MergeState(int v_dim, T* out, T* lse, const T* o, T m, T l);
 

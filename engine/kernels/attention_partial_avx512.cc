@@ -5,5 +5,8 @@
 namespace writescope::kernels {
 
 void AttentionPartialAvx512(const FlatAttentionArgs& args) { AttentionPartialVec(args); }
+void MixRowAvx512(int64_t count, float keep, float* out, float add, const float* o) {
+  MixRowVec(count, keep, out, add, o);
+}
 
 }  // namespace writescope::kernels

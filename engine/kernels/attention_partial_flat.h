@@ -33,4 +33,8 @@ void AttentionPartialAvx512(const FlatAttentionArgs& args);
 void AttentionPartialAvx512Bf16(const FlatAttentionArgs& args);
 void AttentionPartialAmx(const FlatAttentionArgs& args);
 
+void MixRowGeneric(int64_t count, float keep, float* out, float add, const float* o);
+void MixRowAvx2(int64_t count, float keep, float* out, float add, const float* o);
+void MixRowAvx512(int64_t count, float keep, float* out, float add, const float* o);
+
 }  // namespace writescope::kernels

@@ -77,6 +77,15 @@ WRITESCOPE_INLINE float SoftmaxRowAt(const ScoresAt& at, int count, float slack,
   return factor;
 }
 
+// out = keep * out + add * o, of `count` values.
+inline void MixRowVec(int64_t count, float keep, float* out, float add, const float* o) {
+  int64_t d = 0;
+  for (; d + kLanes <= count; d += kLanes) {
+    Store(out + d, Load(out + d) * keep + Load(o + d) * add);
+  }
+  for (; d < count; ++d) out[d] = out[d] * keep + o[d] * add;
+}
+
 // Of scores that lie one after the other.
 template <typename StorePowers>
 WRITESCOPE_INLINE float SoftmaxRow(float* scores, int count, float* m, float* l,

@@ -3,6 +3,16 @@
 #include "engine/kernels/attention_partial.h"
 
 namespace writescope::kernels {
+namespace {
+
+void MixRow(int64_t count, float keep, float* out, float add, const float* o) {
+  ActiveRowMixVariant().run(count, keep, out, add, o);
+}
+void MixRow(int64_t count, double keep, double* out, double add, const double* o) {
+  for (int64_t d = 0; d < count; ++d) out[d] = keep * out[d] + add * o[d];
+}
+
+}  // namespace
 
 template <typename T>
 void FinishPartial(int v_dim, const T* o, T m, T l, T* out, T* lse) {
@@ -44,9 +54,7 @@ void MergeState(int v_dim, T* out, T* lse, const T* o, T m, T l) {
   const T weight = std::exp2(*lse - lse_max);
   const T state_weight = std::exp2(state_lse - lse_max);
   const T sum = weight + state_weight;
-  const T keep = weight / sum;
-  const T add = state_weight / (sum * l);
-  for (int d = 0; d < v_dim; ++d) out[d] = keep * out[d] + add * o[d];
+  MixRow(v_dim, weight / sum, out, state_weight / (sum * l), o);
   *lse = lse_max + std::log2(sum);
 }
 

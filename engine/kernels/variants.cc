@@ -76,6 +76,21 @@ const AttentionVariant& ActiveAttentionVariant(AttentionProducts products) {
   return products == AttentionProducts::kF32 ? exact : best;
 }
 
+std::span<const RowMixVariant> RowMixVariants() {
+  static constexpr RowMixVariant kVariants[] = {
+      {"generic", CpuIsa::kGeneric, MixRowGeneric},
+      {"avx2", CpuIsa::kAvx2, MixRowAvx2},
+      {"avx512", CpuIsa::kAvx512, MixRowAvx512},
+  };
+  return kVariants;
+}
+
+const RowMixVariant& ActiveRowMixVariant() {
+  static const RowMixVariant& active =
+      Active(RowMixVariants(), [](const RowMixVariant&) { return true; });
+  return active;
+}
+
 std::span<const SmallGemmVariant> SmallGemmVariants() {
   static constexpr SmallGemmVariant kVariants[] = {
       {"generic", CpuIsa::kGeneric, SmallGemmGeneric},

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cfloat>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -91,6 +92,40 @@ TEST(MergeState, AValueThatOutweighsAllComesOutBitForBit) {
   MergeState(3, out.data(), &lse, small.data(), -300.0f, 1.0f);
   EXPECT_EQ(out, o);
   EXPECT_EQ(lse, 300.0f);
+}
+
+TEST(RowMix, EveryVariantIsTheSumInDouble) {
+  std::mt19937_64 random(testing_support::TestSeed());
+  std::normal_distribution<float> normal;
+  for (const RowMixVariant& variant : RowMixVariants()) {
+    if (variant.isa > DetectedCpuIsa()) continue;
+    for (const int count : {0, 1, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 128, 511, 512}) {
+      SCOPED_TRACE(testing::Message() << variant.name << ", " << count << " values");
+      const float keep = normal(random), add = normal(random);
+      std::vector<float> out(static_cast<size_t>(count) + 1), o(out.size());
+      for (float& value : out) value = normal(random);
+      for (float& value : o) value = normal(random);
+      if (count > 4) {
+        out[2] = INFINITY;
+        o[3] = NAN;
+      }
+      const std::vector<float> before = out;
+      variant.run(count, keep, out.data(), add, o.data());
+      EXPECT_EQ(out.back(), before.back());  // What lies past the end
+      for (int d = 0; d < count; ++d) {
+        const double want = double{keep} * before[d] + double{add} * o[d];
+        const double both = std::fabs(double{keep} * before[d]) + std::fabs(double{add} * o[d]);
+        ASSERT_EQ(std::isnan(out[d]), std::isnan(want)) << d;
+        if (std::isnan(want)) continue;
+        if (std::isinf(want)) {
+          ASSERT_EQ(out[d], want) << d;
+          continue;
+        }
+        // Two products and a sum, each rounded once at most.
+        ASSERT_NEAR(out[d], want, 1.5 * FLT_EPSILON * both) << d;
+      }
+    }
+  }
 }
 
 TEST(MergePartial, NanOfEitherSideStays) {
