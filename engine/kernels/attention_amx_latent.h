@@ -13,18 +13,15 @@
 namespace writescope::kernels {
 namespace {
 
-// 16 x 16 words, rows and columns exchanged: store(index, words) gets kLanes of them at a time, at
-// their place in the result.
-template <typename StoreAt>
-WRITESCOPE_INLINE void TransposeTile(const float* from, const StoreAt& store) {
+// 16 x 16 words, rows and columns exchanged: load(index) gives kLanes of them, store(index, words)
+// gets as many at a time, at their place in the result.
+template <typename LoadAt, typename StoreAt>
+WRITESCOPE_INLINE void TransposeTileBy(const LoadAt& load, const StoreAt& store) {
   for (int row = 0; row < kPanelRows; row += kLanes) {
     for (int column = 0; column < kTileWords; column += kLanes) {
       WordVec rows[kLanes];
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        const float* at = from + (row + i) * kTileWords + column;
-        rows[i] = LoadWords(reinterpret_cast<const std::byte*>(at));
-      }
+      for (int i = 0; i < kLanes; ++i) rows[i] = load((row + i) * kTileWords + column);
       Transpose(rows);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) store((column + i) * kTileWords + row, rows[i]);
@@ -32,9 +29,11 @@ WRITESCOPE_INLINE void TransposeTile(const float* from, const StoreAt& store) {
   }
 }
 WRITESCOPE_INLINE void TransposeTile(const float* from, float* to) {
-  TransposeTile(from, [to](int index, WordVec words) {
-    StoreWords(reinterpret_cast<std::byte*>(to + index), words);
-  });
+  TransposeTileBy(
+      [from](int index) { return LoadWords(reinterpret_cast<const std::byte*>(from + index)); },
+      [to](int index, WordVec words) {
+        StoreWords(reinterpret_cast<std::byte*>(to + index), words);
+      });
 }
 
 template <int... i>
@@ -164,17 +163,14 @@ class AmxLatent : public AmxScores<Tiles> {
   // first tile in its low half, of the one of the second in its high half.
   void PairWeights() {
     for (int pair = 0; pair < kPairsPerBlock; ++pair) {
-      alignas(64) uint32_t low[kTileTokens * kPanelRows];
-      TransposeTile(scores_[2 * pair][0], [&low](int index, WordVec words) {
-        StoreWords(reinterpret_cast<std::byte*>(low + index),
-                   WidenedBf16(reinterpret_cast<Vec>(words)));
-      });
+      const float* const low = scores_[2 * pair][0];
+      const float* const high = scores_[2 * pair + 1][0];
       auto* const to = reinterpret_cast<std::byte*>(weights_[pair]);
-      TransposeTile(scores_[2 * pair + 1][0], [&low, to](int index, WordVec words) {
-        const WordVec high = WidenedBf16(reinterpret_cast<Vec>(words)) << 16;
-        StoreWords(to + 4 * index,
-                   LoadWords(reinterpret_cast<const std::byte*>(low + index)) | high);
-      });
+      TransposeTileBy(
+          [low, high](int index) {
+            return WidenedBf16(Load(low + index)) | (WidenedBf16(Load(high + index)) << 16);
+          },
+          [to](int index, WordVec words) { StoreWords(to + 4 * index, words); });
     }
   }
 
