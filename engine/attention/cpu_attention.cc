@@ -130,7 +130,8 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
       workers_(static_cast<size_t>(options.num_workers)),
       heads_a_part_(std::clamp<int64_t>(kPartValues / options.geometry.v_dim, 1, Part::kMaxHeads)),
       parts_a_row_((options.num_heads + heads_a_part_ - 1) / heads_a_part_),
-      parts_(static_cast<size_t>(options.max_rows * parts_a_row_)) {
+      parts_(static_cast<size_t>(options.max_rows * parts_a_row_)),
+      rows_(static_cast<size_t>(options.max_rows)) {
   std::byte* const out = handoff_.data() + QueryBytes(options);
   std::byte* const lse = out + OutBytes(options);
   queries_ = handoff_.data();
@@ -306,6 +307,8 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
             .first_position = run.first_position + int64_t{block} * kBlockTokens};
   };
   const std::span<const int> readers = ReadersOf(attention, part);
+  const bool is_left = worker.is_kept && HaveSameReaders(attention, worker.kept_of, part);
+  if (!is_left) BringKept(worker);
   for (const int reader : readers) Touch(worker, RowOf(attention, reader));
 
   // The heads of a block lie one after the other, and so do blocks: memory is read as one stream.
@@ -320,8 +323,6 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
     if (i / kv.num_kv_heads == next->num_blocks) break;
     worker.next_blocks.push_back(head_of_block(*next, i / kv.num_kv_heads, i % kv.num_kv_heads));
   }
-  const bool is_left = worker.is_kept;
-  worker.is_kept = next != nullptr && HaveSameReaders(attention, part, *next);
   FindQueries(worker, attention, readers, is_left);
   worker.o_rows.clear();
   worker.m_rows.clear();
@@ -337,21 +338,36 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
       }
     }
   }
-  variant_.run(
-      {.k_dim = kv.k_dim,
-       .v_dim = kv.v_dim,
-       .value_in_key = kv.value_in_key,
-       .dtype = kv.dtype,
-       .blocks = worker.blocks,
-       .num_heads = kv.num_kv_heads,
-       .next = worker.next_blocks,
-       .num_rows = static_cast<int>(readers.size()) * static_cast<int>(group),
-       .q = worker.q_rows.data(),
-       .visible = nullptr,  // Sealed blocks lie before every query of a decode step.
-       .o = worker.o_rows.data(),
-       .m = worker.m_rows.data(),
-       .l = worker.l_rows.data(),
-       .kept = {.memory = worker.kept.front().bytes, .is_left = is_left, .leave = worker.is_kept}});
+  worker.is_kept = true;
+  worker.kept_of = part;
+  variant_.run(CallFor(worker, is_left));
+}
+
+kernels::AttentionPartialArgs CpuAttention::CallFor(Worker& worker, bool is_left) const {
+  const KvGeometry& kv = options_.geometry;
+  return {
+      .k_dim = kv.k_dim,
+      .v_dim = kv.v_dim,
+      .value_in_key = kv.value_in_key,
+      .dtype = kv.dtype,
+      .blocks = worker.blocks,
+      .num_heads = kv.num_kv_heads,
+      .next = worker.next_blocks,
+      .num_rows = static_cast<int>(worker.q_rows.size()) / kv.num_kv_heads,
+      .q = worker.q_rows.data(),
+      .visible = nullptr,  // Sealed blocks lie before every query of a decode step.
+      .o = worker.o_rows.data(),
+      .m = worker.m_rows.data(),
+      .l = worker.l_rows.data(),
+      .kept = {.memory = worker.kept.front().bytes, .is_left = is_left, .leave = worker.is_kept}};
+}
+
+void CpuAttention::BringKept(Worker& worker) {
+  if (!worker.is_kept) return;
+  worker.is_kept = false;
+  worker.blocks.clear();
+  worker.next_blocks.clear();
+  variant_.run(CallFor(worker, /*is_left=*/true));
 }
 
 void CpuAttention::FindQueries(Worker& worker, const StepAttention& attention,
@@ -385,6 +401,7 @@ void CpuAttention::FindQueries(Worker& worker, const StepAttention& attention,
 }
 
 void CpuAttention::Flush(Worker& worker, int turn) {
+  BringKept(worker);
   const int64_t num_parts = static_cast<int64_t>(worker.touched_rows.size()) * parts_a_row_;
   const int64_t of_turn = num_steps_ * options_.max_turns + turn;
   // Workers end a layer at the same time, with the same rows: each begins elsewhere, and leaves a
@@ -401,7 +418,10 @@ void CpuAttention::Flush(Worker& worker, int turn) {
     worker.parts.resize(busy);
     if (busy > 0) __builtin_ia32_pause();
   }
-  for (const int row : worker.touched_rows) worker.touched[static_cast<size_t>(row)] = false;
+  for (const int row : worker.touched_rows) {
+    PublishLse(row);
+    worker.touched[static_cast<size_t>(row)] = false;
+  }
   worker.touched_rows.clear();
 }
 
@@ -419,17 +439,33 @@ bool CpuAttention::FlushPart(Worker& worker, int row, int64_t of_row, int64_t of
   constexpr int64_t kLineValues = 64 / sizeof(float);
   for (int64_t i = 0; i < count * v_dim; i += kLineValues) FetchToWrite(out_ + begin * v_dim + i);
   // The first partial of a turn is written as it is: what lies there is of an earlier one.
-  if (part.turn != of_turn) std::fill_n(part.lse, count, kernels::kEmptyLse);
+  const bool is_first = part.turn != of_turn;
   part.turn = of_turn;
   for (int64_t i = 0; i < count; ++i) {
     const size_t head = static_cast<size_t>(begin + i);
-    kernels::MergeState(v_dim, out_ + (begin + i) * v_dim, part.lse + i,
+    float lse = is_first ? kernels::kEmptyLse : part.lse[i].load(std::memory_order_relaxed);
+    kernels::MergeState(v_dim, out_ + (begin + i) * v_dim, &lse,
                         &worker.o[head * static_cast<size_t>(v_dim)], worker.m[head],
                         worker.l[head]);
+    part.lse[i].store(lse, std::memory_order_relaxed);
   }
-  std::copy_n(part.lse, count, lse_ + begin);
   part.is_taken.store(false, std::memory_order_release);
   return true;
+}
+
+void CpuAttention::PublishLse(int row) {
+  std::atomic<int>& wishes = rows_[static_cast<size_t>(row)].wishes;
+  if (wishes.fetch_add(1, std::memory_order_acq_rel) > 0) return;
+  for (int seen = 1;;) {
+    for (int64_t of_row = 0; of_row < parts_a_row_; ++of_row) {
+      const Part& part = parts_[static_cast<size_t>(row * parts_a_row_ + of_row)];
+      const int64_t first = of_row * heads_a_part_;
+      const int64_t count = std::min(heads_a_part_, options_.num_heads - first);
+      float* const to = lse_ + row * int64_t{options_.num_heads} + first;
+      for (int64_t i = 0; i < count; ++i) to[i] = part.lse[i].load(std::memory_order_relaxed);
+    }
+    if (wishes.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) return;
+  }
 }
 
 }  // namespace writescope::attention

@@ -65,10 +65,14 @@ class CpuAttention {
   struct alignas(64) Part {
     static constexpr int64_t kMaxHeads = 12;
     std::atomic<bool> is_taken{false};
-    int64_t turn = -1;          // That lse and the part of out_ are of, counted over all steps
-    float lse[kMaxHeads] = {};  // As in lse_, whose lines are those of many parts
+    int64_t turn = -1;  // That lse and the part of out_ are of, counted over all steps
+    std::atomic<float> lse[kMaxHeads] = {};  // Written with the lock, read without
   };
   static_assert(sizeof(Part) == 64);
+  // Of a row. Workers that have merged all its parts wish for its line of lse_ to be written.
+  struct alignas(64) Row {
+    std::atomic<int> wishes{0};
+  };
 
   // A worker's running states; a row's are made empty when the layer's first claim touches it.
   struct Worker {
@@ -84,6 +88,7 @@ class CpuAttention {
     };
     std::vector<Line> kept;
     bool is_kept = false;
+    Run kept_of;                 // Whose readers' it is
     std::vector<float> widened;  // Queries of the call, where they are published as bf16
     // Scratch of one kernel call.
     std::vector<kernels::KvHeadBlock> blocks, next_blocks;
@@ -110,6 +115,9 @@ class CpuAttention {
   // `next` is what the worker attends to afterwards, or null.
   void AttendPart(Worker& worker, const StepContext& step, int turn, const Run& part,
                   const Run* next);
+  kernels::AttentionPartialArgs CallFor(Worker& worker, bool is_left) const;
+  // Ends with what the kernel keeps: sums come to where they belong.
+  void BringKept(Worker& worker);
   void Touch(Worker& worker, int row);
   // Sets q_rows to the queries of the readers' heads, head by head.
   void FindQueries(Worker& worker, const StepAttention& attention, std::span<const int> readers,
@@ -118,6 +126,10 @@ class CpuAttention {
   void Flush(Worker& worker, int turn);
   // False when another worker has the part. Turns are counted over all steps.
   bool FlushPart(Worker& worker, int row, int64_t of_row, int64_t of_turn);
+  // Brings the row's log-sum-exps to lse_, one worker at a time: who finds one at it leaves it to
+  // that one, which looks again. A line of lse_ belongs to many parts; were it written with each,
+  // it would go from core to core with every merge, and the lock after it would wait.
+  void PublishLse(int row);
 
   const Options options_;
   const kernels::AttentionVariant& variant_;
@@ -134,6 +146,7 @@ class CpuAttention {
   const int64_t heads_a_part_;
   const int64_t parts_a_row_;
   std::vector<Part> parts_;  // [max_rows, parts_a_row_]
+  std::vector<Row> rows_;    // [max_rows]
   int64_t num_steps_ = 0;
 };
 

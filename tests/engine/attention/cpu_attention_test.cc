@@ -183,13 +183,13 @@ class CpuAttentionTest : public testing::Test {
 
 TEST_F(CpuAttentionTest, ClaimsOfLatentsAreAsOneCall) {
   Make({.num_kv_heads = 1, .k_dim = 96, .v_dim = 64, .value_in_key = true}, 5);
-  for (const int workers : {1, 3}) RunAndCompare(workers);
+  for (const int workers : {1, 3, 8}) RunAndCompare(workers);
   RunAndCompare(3, KvDtype::kBf16);
 }
 
 TEST_F(CpuAttentionTest, ClaimsOfPlanesAreAsOneCall) {
   Make({.num_kv_heads = 2, .k_dim = 32, .v_dim = 32}, 6);
-  for (const int workers : {1, 3}) RunAndCompare(workers);
+  for (const int workers : {1, 3, 8}) RunAndCompare(workers);
   RunAndCompare(3, KvDtype::kBf16);
 }
 
