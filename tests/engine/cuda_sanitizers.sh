@@ -5,7 +5,7 @@
 #   tests/engine/cuda_sanitizers.sh BUILD_DIR [TOOL...]
 # COMPUTE_SANITIZER=PATH takes another tool than the toolkit's, LOGS=DIR keeps what is written.
 # LIMIT=SECONDS is for each program: one that does not end in it is said to be unknown, and fails too.
-# On an H200 memcheck takes some 45 s, racecheck some two minutes.
+# On an H200 memcheck takes some 45 s, racecheck some five minutes, of which whole models take three.
 # One after the other: the tests' budgets count what other programs hold of the GPU's memory.
 set -uo pipefail
 build_dir=$1
