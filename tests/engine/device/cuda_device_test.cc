@@ -132,6 +132,12 @@ TEST(CudaDeviceTest, FlagThatNeverComesEndsTheWaitWithAnErrorAndTheQueueServesOn
 
 TEST(CudaDeviceTest, AWaitTellsWhenItSawTheFlag) {
   SKIP_WITHOUT_GPU();
+  bool is_serialised = false;
+  {
+    const auto device = Make();
+    ASSERT_NE(device, nullptr);
+    is_serialised = device->flag_waits() == FlagWaits::kCaller;
+  }
   for (const FlagWaits waits : {FlagWaits::kStream, FlagWaits::kCaller}) {
     auto device = Make(waits);
     ASSERT_NE(device, nullptr);
@@ -150,8 +156,11 @@ TEST(CudaDeviceTest, AWaitTellsWhenItSawTheFlag) {
       queue.WaitFlag(flag, step, absl::Seconds(5), &times);
       EXPECT_TRUE(queue.Record().Wait(absl::Seconds(10)).ok());
       cpu.join();
-      EXPECT_GT(times.began_s, submitted_s - 1e-4);
-      EXPECT_LT(times.began_s, submitted_s + 1e-3);
+      // Under a tool events have times of their own.
+      if (!is_serialised) {
+        EXPECT_GT(times.began_s, submitted_s - 1e-4);
+        EXPECT_LT(times.began_s, submitted_s + 1e-3);
+      }
       EXPECT_GT(times.seen_s, set_s - 1e-4);
       EXPECT_LT(times.seen_s, set_s + 2e-3);
     }

@@ -132,16 +132,23 @@ class Batch {
 
 void ExpectSame(const std::vector<std::vector<float>>& got,
                 const std::vector<std::vector<float>>& want) {
-  // In bf16 another number of rows rounds otherwise, and an expert may change hands by that.
+  // In bf16 a product of another number of rows rounds otherwise, and by that an expert may change
+  // hands: that one sequence is then further off than the others.
   const float bound = testing::ComputesInBf16() ? 0.5f : 1e-4f;
+  const float far_bound = testing::ComputesInBf16() ? 1.5f : 1e-4f;
   ASSERT_EQ(got.size(), want.size());
+  int num_far = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     ASSERT_FALSE(want[i].empty());
     ASSERT_EQ(got[i].size(), want[i].size());
+    float worst = 0;
     for (size_t v = 0; v < want[i].size(); ++v) {
-      ASSERT_NEAR(got[i][v], want[i][v], bound) << "sequence " << i << ", logit " << v;
+      ASSERT_NEAR(got[i][v], want[i][v], far_bound) << "sequence " << i << ", logit " << v;
+      worst = std::max(worst, std::abs(got[i][v] - want[i][v]));
     }
+    if (worst > bound) ++num_far;
   }
+  EXPECT_LE(num_far, testing::ComputesInBf16() ? 1 : 0);
 }
 
 class MicroBatchSteps : public ::testing::TestWithParam<const char*> {};
