@@ -18,8 +18,15 @@ TEST(BoundedQueue, KeepsOrderAndLimit) {
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(queue.TryPush(int{i}));
   EXPECT_FALSE(queue.TryPush(3));
   EXPECT_EQ(queue.size(), 3u);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(queue.Pop(), i);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(queue.empty());
+    EXPECT_EQ(queue.Pop(), i);
+    EXPECT_EQ(queue.size(), static_cast<size_t>(2 - i));
+  }
+  EXPECT_TRUE(queue.empty());
   EXPECT_EQ(queue.Pop(absl::ZeroDuration()), std::nullopt);
+  EXPECT_TRUE(queue.Push(4));
+  EXPECT_EQ(queue.size(), 1u);
 }
 
 TEST(BoundedQueue, RefusedItemStaysWithItsOwner) {
