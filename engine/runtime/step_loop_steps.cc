@@ -239,12 +239,12 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   const int batch_size = static_cast<int>(requests.size());
   stats.micro_batches = result->micro_batches;
   ReportStep(StepKind::kDecode, 0, result->attention, step_s, batch_size, stats);
-  model_.LearnStep(batch_size, result->micro_batches, stats.predicted_step_seconds, step_s);
-  if (result->micro_batches == 1) {
-    model_.LearnDense(batch_size, result->attention.dense_s);
-  } else {
-    model_.LearnDense((batch_size + 1) / 2, result->attention.device_dense_s / 2);
-  }
+  model_.LearnStep({.batch_size = batch_size,
+                    .micro_batches = result->micro_batches,
+                    .predicted_seconds = stats.predicted_step_seconds,
+                    .seconds = step_s,
+                    .part_dense_seconds = result->attention.device_dense_s / 2});
+  if (result->micro_batches == 1) model_.LearnDense(batch_size, result->attention.dense_s);
   model_.LearnDeviceAttention(result->attention.resident_bytes + result->attention.link_bytes,
                               result->attention.device_attention_s);
   // Nobody may starve, also when the CPU leaves no idle time. Who had spilled blocks kept on the

@@ -29,17 +29,24 @@ class StepModel {
   // Bytes that the device attended to in `seconds`, wherever they came from.
   void LearnDeviceAttention(int64_t bytes, double seconds);
 
-  // What a decode step over spilled KV took, in one or two micro-batches, and what had been
-  // predicted for it. How far steps of either kind are behind their prediction is learnt for each
-  // range of batch sizes.
-  void LearnStep(int batch_size, int micro_batches, double predicted_seconds, double seconds);
+  // A decode step over spilled KV. How far steps in one and in two micro-batches are behind their
+  // prediction is learnt for each range of batch sizes, and D of a part from steps in two.
+  struct TakenStep {
+    int batch_size = 0;
+    int micro_batches = 1;
+    double predicted_seconds = 0;
+    double seconds = 0;
+    double part_dense_seconds = 0;  // D of one of two parts
+  };
+  void LearnStep(const TakenStep& step);
 
   // D of a batch: as measured at the nearest size, smaller ones first; 0 before any.
   double DenseSeconds(int batch_size) const;
   double PredictSeconds(int batch_size, const StepBytes& bytes, double cpu_share) const;
-  // A step in two micro-batches, beside the same in one with `whole_share`. Steps in two that turn
-  // out slower than those of the whole batch pay no longer; after some hundred steps they are tried
-  // again.
+  // A step in two micro-batches, beside the same in one with `whole_share`. Where two would pay if
+  // D of a part were as short as it can be, a few steps are taken so, which tell. Steps in two that
+  // turn out slower than those of the whole batch pay no longer; after some hundred steps they are
+  // tried again, where they should be faster.
   struct Part {
     int batch_size = 0;
     StepBytes bytes;
@@ -68,14 +75,19 @@ class StepModel {
     bool known() const;
     void Learn(double value);
   };
-  struct BehindOf {
+  // What steps of a range of batch sizes have shown.
+  struct Kinds {
     int bucket = 0;
     Behind whole, two;
+    double part_dense_seconds = 0;  // 0 before any step in two
+
+    bool is_trying_two() const { return two.num_steps > 0 && !two.known(); }
+    // How much further steps in two are behind their prediction than those of the whole batch;
+    // without bound where only those in two are known, so that the others come to be.
+    double TwoBehindWhole() const;
   };
   const Dense* FindDense(int batch_size) const;
-  // How much further steps in two are behind their prediction than those of the whole batch;
-  // without bound where only those in two are known, so that the others come to be.
-  double TwoBehindWhole(int batch_size) const;
+  Kinds KindsOf(int batch_size) const;
   roofline::StepLoad LoadOf(const StepBytes& bytes, double dense_seconds) const;
   double AheadFraction(double dense_seconds) const;
   double ResidentSeconds(int64_t bytes) const;
@@ -84,7 +96,7 @@ class StepModel {
   roofline::Rates rates_;  // `device` is learnt
   bool device_measured_ = false;
   std::vector<Dense> dense_;  // Ascending
-  std::vector<BehindOf> behind_;
+  std::vector<Kinds> kinds_;
 };
 
 }  // namespace writescope::runtime

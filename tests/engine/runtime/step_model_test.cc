@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <initializer_list>
-#include <utility>
 
 namespace writescope::runtime {
 namespace {
@@ -100,11 +98,20 @@ TEST(StepModel, TheTableIsTheRooflinesOwn) {
   }
 }
 
-// As a worker comes to know it: D of a batch by its own steps.
-StepModel Known(std::initializer_list<std::pair<int, double>> dense) {
+// As a worker comes to know it, by its own steps: D of a batch, and, where it is given, that of a
+// part, when steps of either kind have taken what was predicted.
+StepModel Known(int batch_size, double dense, double part_dense = 0) {
   StepModel model(Options());
   for (int step = 0; step < 20; ++step) {
-    for (const auto& [batch_size, seconds] : dense) model.LearnDense(batch_size, seconds);
+    model.LearnDense(batch_size, dense);
+    if (part_dense == 0) continue;
+    for (const int micro_batches : {1, 2}) {
+      model.LearnStep({.batch_size = batch_size,
+                       .micro_batches = micro_batches,
+                       .predicted_seconds = 0.040,
+                       .seconds = 0.040,
+                       .part_dense_seconds = part_dense});
+    }
   }
   return model;
 }
@@ -123,7 +130,7 @@ StepModel::TwoParts Plan(const StepModel& model, const std::array<StepModel::Par
 }
 
 TEST(StepModel, TwoPartsPayWhereTheyHideTheDenseWork) {
-  const StepModel model = Known({{8, 0.016}, {16, 0.020}});
+  const StepModel model = Known(16, 0.020, 0.016);
   // 40 ms of both sides together, and D of a part is half the time of the other's attention.
   const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 300'000'000}};
   const StepModel::TwoParts two = Plan(model, {half, half});
@@ -136,18 +143,18 @@ TEST(StepModel, TwoPartsPayWhereTheyHideTheDenseWork) {
 TEST(StepModel, TwoPartsDoNotPayWhereDenseWorkIsAllOrNothing) {
   // Experts that both parts hit: a part takes as long as the whole, and there is little to hide it.
   const StepModel::Part small = {.batch_size = 8, .bytes = {.spilled = 100'000'000}};
-  EXPECT_FALSE(Plan(Known({{8, 0.019}, {16, 0.020}}), {small, small}).pays);
+  EXPECT_FALSE(Plan(Known(16, 0.020, 0.019), {small, small}).pays);
   // So much is spilled that D is nothing beside it.
   const StepModel::Part huge = {.batch_size = 8, .bytes = {.spilled = 50'000'000'000}};
-  EXPECT_FALSE(Plan(Known({{8, 0.010}, {16, 0.012}}), {huge, huge}).pays);
+  EXPECT_FALSE(Plan(Known(16, 0.012, 0.010), {huge, huge}).pays);
   // The device has attention enough to do itself.
   const StepModel::Part resident = {.batch_size = 8,
                                     .bytes = {.spilled = 300'000'000, .resident = 5'000'000'000}};
-  EXPECT_FALSE(Plan(Known({{8, 0.016}, {16, 0.020}}), {resident, resident}).pays);
+  EXPECT_FALSE(Plan(Known(16, 0.020, 0.016), {resident, resident}).pays);
 }
 
 TEST(StepModel, UnequalPartsHideLess) {
-  const StepModel model = Known({{1, 0.015}, {2, 0.016}});
+  const StepModel model = Known(2, 0.016, 0.015);
   const auto parts = [](int64_t first, int64_t second) {
     return std::array<StepModel::Part, 2>{
         StepModel::Part{.batch_size = 1, .bytes = {.spilled = first}},
@@ -162,7 +169,7 @@ TEST(StepModel, UnequalPartsHideLess) {
 
 // What both parts read counts twice.
 TEST(StepModel, ASharedBeginningMakesTwoPartsSlower) {
-  const StepModel model = Known({{8, 0.016}, {16, 0.020}});
+  const StepModel model = Known(16, 0.020, 0.016);
   const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 500'000'000}};
   const StepModel::Part whole = {.batch_size = 16, .bytes = {.spilled = 600'000'000}};
   EXPECT_FALSE(model.PlanTwoParts({half, half}, whole, 0.5).pays);
@@ -180,40 +187,83 @@ TEST(StepModel, TwoPartsWaitForStepsOfTheWholeBatch) {
   EXPECT_TRUE(Plan(model, {half, half}).pays);
 }
 
-// Both kinds of step may be behind their prediction: it is which is more so that counts.
-TEST(StepModel, TwoPartsThatTurnOutSlowerAreGivenUpAndTriedAgain) {
-  StepModel model = Known({{8, 0.016}, {16, 0.020}});
+// What a worker knows of batches of a part's size is of its start, when nothing was recorded.
+TEST(StepModel, TwoPartsAreTriedWhateverSmallBatchesTook) {
+  StepModel model = Known(16, 0.020);
+  for (int step = 0; step < 20; ++step) model.LearnDense(8, 0.030);
   const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 300'000'000}};
-  ASSERT_TRUE(Plan(model, {half, half}).pays);
-  const auto learn = [&](int micro_batches, double behind) {
-    model.LearnStep(16, micro_batches, 0.040, behind * 0.040);
-  };
-  for (int step = 0; step < 20; ++step) learn(1, 1.3);
-  // The first are slow, since they are recorded, and say nothing.
-  for (int step = 0; step < 3; ++step) learn(2, 5);
-  for (int step = 0; step < 20; ++step) learn(2, 1.3);
   EXPECT_TRUE(Plan(model, {half, half}).pays);
-  for (int step = 0; step < 20; ++step) learn(2, 2.2);
-  EXPECT_FALSE(Plan(model, {half, half}).pays);
-  // Of another range of batch sizes nothing is known.
-  const StepModel::Part quarter = {.batch_size = 4, .bytes = {.spilled = 300'000'000}};
-  model.LearnDense(4, 0.015);
-  EXPECT_TRUE(Plan(model, {quarter, quarter}).pays);
-  int steps = 0;
-  for (; steps < 1000 && !Plan(model, {half, half}).pays; ++steps) learn(1, 1.3);
-  EXPECT_GT(steps, 100);
-  EXPECT_LT(steps, 1000);
-  for (int step = 0; step < 10; ++step) learn(2, 2.2);
-  EXPECT_FALSE(Plan(model, {half, half}).pays);
+  // But not where they could not pay at the best: little beside D, or D little beside the rest.
+  const StepModel::Part small = {.batch_size = 8, .bytes = {.spilled = 60'000'000}};
+  EXPECT_FALSE(Plan(model, {small, small}).pays);
+  const StepModel::Part huge = {.batch_size = 8, .bytes = {.spilled = 50'000'000'000}};
+  EXPECT_FALSE(Plan(model, {huge, huge}).pays);
 }
 
-TEST(StepModel, StepsOfTheWholeBatchAreTriedBesideThoseInTwo) {
-  StepModel model = Known({{8, 0.016}, {16, 0.020}});
-  const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 300'000'000}};
-  for (int step = 0; step < 8; ++step) model.LearnStep(16, 2, 0.040, 0.040);
-  EXPECT_FALSE(Plan(model, {half, half}).pays);
-  for (int step = 0; step < 8; ++step) model.LearnStep(16, 1, 0.040, 0.044);
-  EXPECT_TRUE(Plan(model, {half, half}).pays);
+class StepModelTrial : public ::testing::Test {
+ protected:
+  // Steps of what `behind` says of a prediction of 40 ms.
+  void Learn(int num_steps, int micro_batches, double behind, double part_dense = 0.012) {
+    for (int step = 0; step < num_steps; ++step) {
+      model_.LearnStep({.batch_size = 16,
+                        .micro_batches = micro_batches,
+                        .predicted_seconds = 0.040,
+                        .seconds = behind * 0.040,
+                        .part_dense_seconds = part_dense});
+    }
+  }
+  StepModel::TwoParts PlanHalves() const {
+    const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = 120'000'000}};
+    return Plan(model_, {half, half});
+  }
+
+  StepModel model_ = Known(16, 0.020);
+};
+
+TEST_F(StepModelTrial, GoesOnUntilStepsHaveToldAndDOfAPartIsThatOfTheirs) {
+  ASSERT_TRUE(PlanHalves().pays);
+  const double at_best = PlanHalves().seconds;
+  Learn(10, 1, 1);
+  Learn(2, 2, 5, 0.500);  // They are recorded, and say nothing.
+  EXPECT_EQ(PlanHalves().seconds, at_best);
+  // By what is known of a part now they would not pay, but steps in two have the last word.
+  Learn(1, 2, 5, 0.0195);
+  EXPECT_GT(PlanHalves().seconds, at_best);
+  EXPECT_TRUE(PlanHalves().pays);
+  Learn(4, 2, 0.6, 0.0195);
+  EXPECT_TRUE(PlanHalves().pays);
+  Learn(10, 2, 0.6, 0.0195);
+  EXPECT_TRUE(PlanHalves().pays);
+  Learn(20, 2, 1, 0.0195);
+  EXPECT_FALSE(PlanHalves().pays);
+}
+
+// Both kinds of step may be behind their prediction: it is which is more so that counts.
+TEST_F(StepModelTrial, TwoPartsThatTurnOutSlowerAreGivenUpAndTriedAgain) {
+  Learn(20, 1, 1.3);
+  // The first are slow, since they are recorded, and say nothing.
+  Learn(3, 2, 5);
+  Learn(20, 2, 1.3);
+  EXPECT_TRUE(PlanHalves().pays);
+  Learn(20, 2, 2.2);
+  EXPECT_FALSE(PlanHalves().pays);
+  // Of another range of batch sizes nothing is known.
+  const StepModel::Part quarter = {.batch_size = 4, .bytes = {.spilled = 300'000'000}};
+  for (int step = 0; step < 8; ++step) model_.LearnDense(8, 0.018);
+  EXPECT_TRUE(Plan(model_, {quarter, quarter}).pays);
+  int steps = 0;
+  for (; steps < 1000 && !PlanHalves().pays; ++steps) Learn(1, 1, 1.3);
+  EXPECT_GT(steps, 100);
+  EXPECT_LT(steps, 1000);
+  Learn(10, 2, 2.2);
+  EXPECT_FALSE(PlanHalves().pays);
+}
+
+TEST_F(StepModelTrial, StepsOfTheWholeBatchAreTriedBesideThoseInTwo) {
+  Learn(8, 2, 1);
+  EXPECT_FALSE(PlanHalves().pays);
+  Learn(8, 1, 1.1);
+  EXPECT_TRUE(PlanHalves().pays);
 }
 
 TEST(StepModel, ATableBeforeAnyStepIsThatOfNoDenseTime) {
