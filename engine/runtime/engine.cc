@@ -424,6 +424,8 @@ absl::StatusOr<MemoryPlan> Engine::Plan(const EngineOptions& options) {
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        EngineObserver* observer) {
   ASSIGN_OR_RETURN(LoadedModel loaded, LoadAndPlan(options));
+  // Not in Plan: that may be of a larger machine.
+  RETURN_IF_ERROR(CheckFitsMachine(loaded.sized.plan, options.device, UsableHostMemoryBytes()));
   auto engine = std::make_unique<EngineImpl>(std::move(loaded));
   RETURN_IF_ERROR(engine->Start(observer));
   return engine;

@@ -37,11 +37,16 @@ std::string MebibytesAtMost(int64_t bytes) {
       "%.1f MiB", std::ceil(10 * static_cast<double>(bytes) / static_cast<double>(kMiB)) / 10);
 }
 
-absl::Status TooSmall(const MemoryPlan& plan, int64_t missing_bytes) {
+// OK when what is in the plan so far fits the budget.
+absl::Status CheckFitsBudget(const MemoryPlan& plan, bool on_device) {
+  const int64_t budget_bytes = on_device ? plan.device_budget_bytes : plan.host_budget_bytes;
+  const int64_t total_bytes = on_device ? plan.device_total_bytes : plan.host_total_bytes;
+  if (total_bytes <= budget_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "a device budget of ", Mebibytes(plan.device_budget_bytes), " is too small by ",
-      MebibytesAtMost(missing_bytes), ":\n", plan.ToString(),
-      "Raise --vram-budget, or lower --prefill-chunk, --max-sequences or --ring-size."));
+      on_device ? "a device" : "a host", " budget of ", Mebibytes(budget_bytes),
+      " is too small by ", MebibytesAtMost(total_bytes - budget_bytes), ":\n", plan.ToString(),
+      on_device ? "Raise --vram-budget, or lower --prefill-chunk, --max-sequences or --ring-size."
+                : "Raise --host-budget, or lower --max-sequences."));
 }
 
 class Planner {
@@ -93,6 +98,7 @@ class Planner {
     RETURN_IF_ERROR(SizeRing());
     AddItem("queries and partials", false, fixed.handoff_host);
     AddItem("logits", false, fixed.logits_host);
+    RETURN_IF_ERROR(CheckFitsBudget(result_.plan, /*on_device=*/false));
     RETURN_IF_ERROR(SizeRegions());
     return result_;
   }
@@ -139,10 +145,7 @@ class Planner {
     }
     result_.runner.ring_bytes = o.ring_bytes;
     AddItem("staging ring", true, o.ring_bytes);
-    if (plan.device_total_bytes > plan.device_budget_bytes) {
-      return TooSmall(plan, plan.device_total_bytes - plan.device_budget_bytes);
-    }
-    return absl::OkStatus();
+    return CheckFitsBudget(plan, /*on_device=*/true);
   }
 
   absl::Status SizeRegions() {
@@ -155,7 +158,7 @@ class Planner {
     const int64_t device_blocks =
         std::min(most_blocks, (plan.device_budget_bytes - plan.device_total_bytes) / unit_bytes);
     const int64_t host_room = plan.host_budget_bytes - plan.host_total_bytes;
-    const int64_t host_blocks = std::clamp<int64_t>(host_room / unit_bytes, 0, most_blocks);
+    const int64_t host_blocks = std::min(host_room / unit_bytes, most_blocks);
     auto& blocks = result_.runner.cache.blocks;
     blocks = kvcache::DivideHostBlocks(host_blocks, o.min_cpu_share, o.max_cpu_share);
     blocks[static_cast<size_t>(kvcache::RegionKind::kDevice)] = device_blocks;
@@ -169,11 +172,10 @@ class Planner {
     plan.host_kv_tokens = host_blocks * kBlockTokens;
     const int64_t capacity = plan.device_kv_tokens + plan.host_kv_tokens;
     if (capacity < kBlockTokens) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no room for KV: a block of 64 tokens takes ", Mebibytes(unit_bytes),
-                       ", the host budget of ", Mebibytes(plan.host_budget_bytes), " has ",
-                       Mebibytes(std::max<int64_t>(0, host_room)), " left\n", plan.ToString(),
-                       "Raise --host-budget or --vram-budget."));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "no room for KV: a block of 64 tokens takes ", Mebibytes(unit_bytes),
+          ", the host budget of ", Mebibytes(plan.host_budget_bytes), " has ", Mebibytes(host_room),
+          " left\n", plan.ToString(), "Raise --host-budget or --vram-budget."));
     }
     // The open tail holds what does not fill a block.
     o.max_context_tokens =
@@ -251,6 +253,19 @@ absl::StatusOr<SizedPlan> PlanEngineMemory(const EngineOptions& options,
                                            const model::ModelConfig& config, int64_t weight_bytes,
                                            const ops::OpsFootprint& footprint) {
   return Planner(options, config).Run(weight_bytes, footprint);
+}
+
+absl::Status CheckFitsMachine(const MemoryPlan& plan, DeviceKind device, int64_t usable_bytes) {
+  const bool device_is_host = device == DeviceKind::kCpu;
+  const int64_t taken_bytes =
+      plan.host_total_bytes + (device_is_host ? plan.device_total_bytes : 0);
+  if (taken_bytes <= usable_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the plan takes ", Mebibytes(taken_bytes), " of host memory",
+      device_is_host ? ", the CPU device's included" : "", "; cgroup and machine allow ",
+      Mebibytes(usable_bytes), ", ", MebibytesAtMost(taken_bytes - usable_bytes),
+      " less. Lower --host-budget", device_is_host ? " or --vram-budget" : "",
+      ", or raise the limit of the container."));
 }
 
 }  // namespace writescope::runtime

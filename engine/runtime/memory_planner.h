@@ -28,4 +28,9 @@ absl::StatusOr<SizedPlan> PlanEngineMemory(const EngineOptions& options,
                                            const model::ModelConfig& config, int64_t weight_bytes,
                                            const ops::OpsFootprint& footprint);
 
+// RESOURCE_EXHAUSTED when the plan takes more memory of the host than this process may use, which
+// on the CPU device holds "device memory" too. The kernel hands memory out on trust and ends the
+// process without a word when it is written to, in the middle of somebody's request.
+absl::Status CheckFitsMachine(const MemoryPlan& plan, DeviceKind device, int64_t usable_bytes);
+
 }  // namespace writescope::runtime
