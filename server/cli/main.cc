@@ -119,10 +119,10 @@ void AddDoctor(CLI::App& app, Action* action) {
   sub->set_help_flag();  // The program that runs has its own.
   sub->allow_extras();
   sub->fallthrough(false);
+  // Ctrl-C ends it: what is blocked here stays blocked in the program that takes this one's place.
   sub->callback([=] {
     *action = {
-        [arguments = sub->remaining()](const ClientOptions&) { return RunDoctor(arguments); },
-        true};
+        [arguments = sub->remaining()](const ClientOptions&) { return RunDoctor(arguments); }};
   });
 }
 
@@ -210,7 +210,7 @@ void AddTokens(CLI::App& app, Action* action) {
   });
   auto id = std::make_shared<std::string>();
   CLI::App* abort = app.add_subcommand("abort", "Ends a request by its id");
-  abort->add_option("request_id", *id, "")->required();
+  abort->add_option("request_id", *id, "Of the request to end")->required();
   abort->callback(
       [=] { *action = {[=](const ClientOptions& client) { return RunAbort(client, *id); }}; });
 }

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/e2e/harness.h"
 
@@ -117,6 +120,22 @@ TEST_F(CliTest, DoctorsWrongFlagsExitAsAllOthersDo) {
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->exit_code, 2) << wrong.back() << result->output;
   }
+}
+
+TEST_F(CliTest, CtrlCEndsTheDoctor) {
+  auto doctor = ChildProcess::Start(CLIENT, {"doctor", "--device=cpu", "--vram-budget=64MiB"});
+  ASSERT_TRUE(doctor.ok()) << doctor.status();
+  const std::filesystem::path exe = absl::StrCat("/proc/", (*doctor)->pid(), "/exe");
+  const absl::Time limit = absl::Now() + absl::Seconds(30);
+  std::error_code error;
+  while (std::filesystem::read_symlink(exe, error).filename() != "writescope-doctor") {
+    ASSERT_LT(absl::Now(), limit);
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  (*doctor)->Signal(SIGINT);
+  const auto exit_code = (*doctor)->AwaitExit();
+  ASSERT_TRUE(exit_code.ok()) << exit_code.status();
+  EXPECT_EQ(*exit_code, 128 + SIGINT);
 }
 
 TEST_F(CliTest, CtrlCCancelsTheRequest) {
