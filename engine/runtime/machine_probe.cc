@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/cpu_features.h"
+#include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
 #include "engine/runtime/rate_probe.h"
@@ -23,14 +25,19 @@ namespace {
 
 constexpr int64_t kSmallestCopy = 16 * kKiB;
 constexpr int kHandoffs = 2000;
+constexpr double kAnswerSeconds = 5;  // Longer than the device itself waits for a flag here
+constexpr absl::Duration kQueueLimit = absl::Seconds(10);
 constexpr double kGiga = 1e9;
-// A link that reaches less than this with small copies loses most of its rate to their fixed cost.
+// A step pays for a hand-off in each layer: with 48 of them this is 2 ms and more.
 constexpr double kSlowHandoffSeconds = 50e-6;
 
 std::string CpuModel() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    if (absl::StartsWith(line, "model name")) return line.substr(line.find(':') + 2);
+    const size_t colon = line.find(": ");
+    if (absl::StartsWith(line, "model name") && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
   }
   return "unknown";
 }
@@ -79,6 +86,23 @@ double CopyOverhead(const std::vector<CopyRate>& copies) {
   return std::max(0.0, small_s - static_cast<double>(small.copy_bytes) / large.bytes_per_s);
 }
 
+// Bytes per second of copies of this size over all of `host`, two in flight.
+absl::StatusOr<double> MeasureCopy(device::Queue& queue, const device::Buffer& host,
+                                   device::Buffer& on_device, int64_t copy_bytes, double seconds) {
+  device::Event last[2];
+  int64_t copied = 0;
+  const int64_t places = host.size_bytes() / copy_bytes;
+  const double began_s = device::NowSeconds();
+  for (int64_t i = 0; device::NowSeconds() - began_s < seconds; ++i) {
+    RETURN_IF_ERROR(last[i % 2].Wait(kQueueLimit));
+    queue.Copy(on_device.data(), host.data() + i % places * copy_bytes, copy_bytes);
+    last[i % 2] = queue.Record();
+    copied += copy_bytes;
+  }
+  RETURN_IF_ERROR(queue.Record().Wait(kQueueLimit));
+  return static_cast<double>(copied) / (device::NowSeconds() - began_s);
+}
+
 std::vector<std::string> WarningsOf(const Diagnosis& d) {
   std::vector<std::string> warnings;
   const SystemFacts& facts = d.facts;
@@ -116,8 +140,10 @@ SystemFacts ReadSystemFacts() {
   facts.usable_cores = UsableCores();
   facts.machine_cores = static_cast<int>(std::thread::hardware_concurrency());
   facts.usable_memory_bytes = UsableHostMemoryBytes();
-  rlimit limit{};
-  getrlimit(RLIMIT_MEMLOCK, &limit);
+  rlimit limit{.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
+    Log(LogLevel::kWarning, "the memlock limit cannot be read", {{"errno", errno}});
+  }
   facts.memlock_limit_bytes =
       limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<int64_t>(limit.rlim_cur);
   facts.huge_pages = HugePages();
@@ -133,21 +159,16 @@ absl::StatusOr<std::vector<CopyRate>> MeasureCopies(device::Device& device,
   ASSIGN_OR_RETURN(device::Buffer on_device,
                    device.AllocateDevice(options.device_bytes, "copies of the doctor"));
   std::vector<CopyRate> rates;
-  device::Queue& queue = device.upload();
   for (int64_t size = kSmallestCopy; size <= std::min(options.device_bytes, options.host_bytes);
        size *= 4) {
-    device::Event last[2];
-    int64_t copied = 0;
-    const int64_t places = options.host_bytes / size;
-    const double began_s = device::NowSeconds();
-    for (int64_t i = 0; device::NowSeconds() - began_s < options.seconds; ++i) {
-      RETURN_IF_ERROR(last[i % 2].Wait(absl::Seconds(10)));
-      queue.Copy(on_device.data(), host.data() + i % places * size, size);
-      last[i % 2] = queue.Record();
-      copied += size;
+    const absl::StatusOr<double> rate =
+        MeasureCopy(device.upload(), host, on_device, size, options.seconds);
+    if (!rate.ok()) {
+      device::AwaitIdle({&device.upload()}, "doctor");  // Copies under way use the memory here.
+      return absl::Status(rate.status().code(),
+                          absl::StrCat("copies of ", size, " bytes: ", rate.status().message()));
     }
-    RETURN_IF_ERROR(queue.Record().Wait(absl::Seconds(10)));
-    rates.push_back({size, static_cast<double>(copied) / (device::NowSeconds() - began_s)});
+    rates.push_back({size, *rate});
   }
   return rates;
 }
@@ -188,13 +209,16 @@ absl::StatusOr<HandoffTimes> MeasureHandoff(device::Device& device) {
     const double start_s = device::NowSeconds();
     go->store(i, std::memory_order_release);
     while (seen->load(std::memory_order_acquire) < i) {
-      if (device::NowSeconds() - start_s > 5) {
-        return absl::DeadlineExceededError("the device does not answer a flag");
+      if (device::NowSeconds() - start_s > kAnswerSeconds) {
+        device::AwaitIdle({&queue}, "doctor");  // Its waits and stores use the memory here.
+        return absl::DeadlineExceededError(absl::StrCat("the device did not answer flag ", i,
+                                                        " of ", kHandoffs, " within ",
+                                                        kAnswerSeconds, " s"));
       }
     }
     seconds.push_back(device::NowSeconds() - start_s);
   }
-  RETURN_IF_ERROR(queue.Record().Wait(absl::Seconds(10)));
+  RETURN_IF_ERROR(queue.Record().Wait(kQueueLimit));
   RETURN_IF_ERROR(queue.TakeError());
   std::sort(seconds.begin(), seconds.end());
   return HandoffTimes{seconds[seconds.size() / 2], seconds[seconds.size() * 99 / 100]};

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "engine/attention/cpu_attention.h"
 #include "engine/base/bf16.h"
 #include "engine/base/status_macros.h"
@@ -26,6 +27,8 @@ constexpr int64_t kCudaCopyBytes = 2 * kMiB;
 constexpr double kCudaSeconds = 0.25;
 
 constexpr int64_t kPatternBytes = kMiB;
+// A link at the slowest pace that can be set takes a quarter of a second for a copy.
+constexpr absl::Duration kCopyLimit = absl::Seconds(10);
 
 int64_t HostBytes(const RateProbeOptions& options) {
   if (!options.memory.empty()) return static_cast<int64_t>(options.memory.size());
@@ -160,13 +163,20 @@ struct Measured {
   double link_bytes_per_s = 0;
 };
 
-Measured Measure(device::Device& device, const RateProbeOptions& options, const CpuLoad& load,
-                 const std::byte* host, std::byte* on_device, bool cpu, bool link) {
+// Which sides are at work.
+struct Sides {
+  bool cpu = false;
+  bool link = false;
+};
+
+absl::StatusOr<Measured> Measure(device::Device& device, const RateProbeOptions& options,
+                                 const CpuLoad& load, const std::byte* host, std::byte* on_device,
+                                 Sides sides) {
   std::atomic<bool> stop{false};
   std::atomic<int64_t> cpu_bytes{0};
   std::vector<std::thread> threads;
   const double began_s = device::NowSeconds();
-  for (int i = 0; cpu && i < options.num_workers; ++i) {
+  for (int i = 0; sides.cpu && i < options.num_workers; ++i) {
     threads.emplace_back([&, i] { cpu_bytes += load.Run(stop, i, options.num_workers); });
   }
   int64_t link_bytes = 0;
@@ -174,8 +184,9 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
       std::min({options.copy_bytes, options.device_bytes, HostBytes(options)});
   device::Queue& queue = device.upload();
   device::Event last;
-  while (device::NowSeconds() - began_s < options.seconds) {
-    if (!link) {
+  absl::Status copied;
+  while (copied.ok() && device::NowSeconds() - began_s < options.seconds) {
+    if (!sides.link) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
@@ -185,15 +196,22 @@ Measured Measure(device::Device& device, const RateProbeOptions& options, const 
     last = queue.Record();
     link_bytes += copy_bytes;
     // Two in flight, as the pump keeps them.
-    if (!before.Wait(absl::Seconds(10)).ok()) break;
+    copied = before.Wait(kCopyLimit);
   }
   stop.store(true);
   for (std::thread& thread : threads) thread.join();
   const double cpu_s = device::NowSeconds() - began_s;
-  last.Wait(absl::Seconds(10)).IgnoreError();
+  if (copied.ok()) copied = last.Wait(kCopyLimit);
   const double link_s = device::NowSeconds() - began_s;
-  return {.cpu_bytes_per_s = static_cast<double>(cpu_bytes.load()) / cpu_s,
-          .link_bytes_per_s = static_cast<double>(link_bytes) / link_s};
+  if (!copied.ok()) {
+    // What is still under way uses the caller's memory.
+    device::AwaitIdle({&queue}, "rate probe");
+    return absl::Status(copied.code(),
+                        absl::StrCat("rate probe: copies of ", copy_bytes, " bytes to the device, ",
+                                     link_bytes, " bytes in all: ", copied.message()));
+  }
+  return Measured{.cpu_bytes_per_s = static_cast<double>(cpu_bytes.load()) / cpu_s,
+                  .link_bytes_per_s = static_cast<double>(link_bytes) / link_s};
 }
 
 }  // namespace
@@ -235,12 +253,12 @@ absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
     on_device = own_on_device.data();
   }
   const CpuLoad load(options, host);
-  const auto measure = [&](bool cpu, bool link) {
-    return Measure(device, options, load, host, on_device, cpu, link);
+  const auto measure = [&](Sides sides) {
+    return Measure(device, options, load, host, on_device, sides);
   };
-  const Measured cpu = measure(true, false);
-  const Measured link = measure(false, true);
-  const Measured both = measure(true, true);
+  ASSIGN_OR_RETURN(const Measured cpu, measure({.cpu = true}));
+  ASSIGN_OR_RETURN(const Measured link, measure({.link = true}));
+  ASSIGN_OR_RETURN(const Measured both, measure({.cpu = true, .link = true}));
   roofline::MachineProfile profile;
   profile.name = device.name();
   profile.measured = true;

@@ -43,7 +43,8 @@ RateProbeOptions ProbeOptionsFor(const EngineOptions& options, const model::Mode
 // over the link, first alone, then both at once. Queries are drawn, and in memory of the probe's
 // own keys and values too: with zeros no row's greatest score ever changes, and products take less
 // power, which made some percent on an Emerald Rapids. Memory that is given is read as it is. Takes
-// about four times `seconds`, and memory that it gives back.
+// about four times `seconds`, and memory that it gives back. An error where memory cannot be had,
+// and where the link does not copy: rates of what came over would be no rates.
 absl::StatusOr<roofline::MachineProfile> ProbeRates(device::Device& device,
                                                     const RateProbeOptions& options);
 
