@@ -153,7 +153,8 @@ std::string Print(const Config& config) {
                   "\nguard = ", policy.guard, "\nmin-steps = ", policy.min_steps, "\npin-share = ",
                   policy.pin_share.has_value() ? absl::StrCat(*policy.pin_share) : "none",
                   "\ndecision-log = ", config.decision_log.empty() ? "none" : config.decision_log,
-                  "\ndecision-log-mib = ", config.decision_log_bytes >> 20, "\n");
+                  "\ndecision-log-mib = ", config.decision_log_bytes >> 20,
+                  "\nlog-level = ", LogLevelName(config.log_level), "\n");
   return text;
 }
 

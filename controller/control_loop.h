@@ -116,7 +116,7 @@ class ControlLoop {
   uint64_t worker_steps_ = 0;
   uint64_t stream_ = 0;
   bool profile_known_ = false;
-  double handoff_seconds_ = 0;  // Of all layers; of the profile
+  double handoff_seconds_ = 0;  // Of all layers of a step; from the worker's profile
   // Of this controller's pushes to that worker.
   uint64_t attempted_generation_ = 0;
   roofline::ShareTable attempted_table_;

@@ -19,20 +19,6 @@ namespace {
 
 std::atomic<LogLevel> min_level{LogLevel::kInfo};
 
-const char* LevelName(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarning:
-      return "warning";
-    case LogLevel::kError:
-      return "error";
-  }
-  return "unknown";
-}
-
 bool NeedsQuotes(std::string_view value) {
   if (value.empty()) return true;
   for (const char c : value) {
@@ -50,7 +36,7 @@ bool HasControls(std::string_view text) {
 
 std::string LineBegin(LogLevel level) {
   return absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone()),
-                      " ", LevelName(level), " ");
+                      " ", LogLevelName(level), " ");
 }
 
 // What stderr takes of lines at once. The thread that logs may be the one that computes.
@@ -120,10 +106,24 @@ void Log(LogLevel level, std::string_view message, std::initializer_list<LogFiel
 
 void SetLogLevel(LogLevel level) { min_level.store(level, std::memory_order_relaxed); }
 
+const char* LogLevelName(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
+  }
+  return "unknown";
+}
+
 std::optional<LogLevel> ParseLogLevel(std::string_view name) {
   for (const LogLevel level :
        {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
-    if (name == LevelName(level)) return level;
+    if (name == LogLevelName(level)) return level;
   }
   return std::nullopt;
 }

@@ -29,7 +29,9 @@ void Log(LogLevel level, std::string_view message, std::initializer_list<LogFiel
 
 // Messages below the level are dropped; the start value is kInfo.
 void SetLogLevel(LogLevel level);
-// "debug", "info", "warning", "error"; anything else gives nothing.
+// "debug", "info", "warning", "error".
+const char* LogLevelName(LogLevel level);
+// The level of such a name; anything else gives nothing.
 std::optional<LogLevel> ParseLogLevel(std::string_view name);
 
 }  // namespace writescope

@@ -83,6 +83,14 @@ TEST(ConfigTest, HelpVersionAndPrint) {
   }
   EXPECT_THAT(ParseConfig({"--help"}).message, HasSubstr("--pin-share"));
   EXPECT_THAT(ParseConfig({"--print-config", "--lease=20s"}).message, HasSubstr("lease = 20s"));
+  // A flag that is missing there cannot be seen by who looks why a controller does what it does.
+  const std::string printed = ParseConfig({"--print-config", "--log-level=debug"}).message;
+  for (const char* line :
+       {"worker = ", "metrics-listen = ", "controller-id = ", "lease = ", "interval = ",
+        "shadow = ", "hysteresis = ", "max-loss = ", "max-change = ", "guard = ", "min-steps = ",
+        "pin-share = ", "decision-log = ", "decision-log-mib = ", "log-level = debug"}) {
+    EXPECT_THAT(printed, HasSubstr(line));
+  }
   EXPECT_THAT(ParseConfig({"--version"}).message, HasSubstr("writescope-controller 0"));
 }
 
