@@ -3,7 +3,6 @@
 // counted.
 #pragma once
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>

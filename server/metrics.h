@@ -4,23 +4,16 @@
 #pragma once
 
 #include <array>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "engine/runtime/engine.h"
 #include "prometheus/collectable.h"
 #include "server/engine_slot.h"
 #include "server/guarded_metrics.h"
-
-namespace prometheus {
-class Exposer;
-}
 
 namespace writescope::server {
 
@@ -146,23 +139,6 @@ class WorkerMetrics : public prometheus::Collectable {
 
   mutable absl::Mutex refresh_mutex_;
   mutable bool had_lease_ ABSL_GUARDED_BY(refresh_mutex_) = false;
-};
-
-// /metrics over HTTP. Threads of its own, so a scrape does not wait for gRPC.
-class MetricsServer {
- public:
-  // `listen` is host:port; port 0 takes a free one. UNAVAILABLE when the address cannot be had.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Create(
-      const std::string& listen, std::shared_ptr<prometheus::Collectable> metrics);
-  ~MetricsServer();
-  const std::string& address() const { return address_; }
-
- private:
-  MetricsServer() = default;
-  std::unique_ptr<prometheus::Exposer> exposer_;
-  // The exposer holds it weakly; this keeps it.
-  std::shared_ptr<prometheus::Collectable> metrics_;
-  std::string address_;
 };
 
 }  // namespace writescope::server

@@ -1,12 +1,12 @@
+#include "server/metrics_server.h"
+
 #include <exception>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "engine/base/listen_error.h"
 #include "prometheus/exposer.h"
-#include "server/metrics.h"
 
 namespace writescope::server {
 namespace {

@@ -13,6 +13,7 @@
 #include "server/generation_service.h"
 #include "server/grpc_server.h"
 #include "server/metrics.h"
+#include "server/metrics_server.h"
 #include "server/queued_stream.h"
 #include "server/task_pool.h"
 

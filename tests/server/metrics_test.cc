@@ -1,4 +1,5 @@
 #include "server/metrics.h"
+#include "server/metrics_server.h"
 
 #include <limits>
 #include <set>
