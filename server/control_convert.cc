@@ -1,65 +1,46 @@
 #include "server/control_convert.h"
 
-#include <algorithm>
 #include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "engine/base/status_macros.h"
 #include "engine/base/utf8.h"
-#include "engine/runtime/error_reason.h"
-#include "server/status_mapping.h"
+#include "server/proto_numbers.h"
 #include "server/time_convert.h"
 
 namespace writescope::server {
-namespace {
-
-uint64_t Total(int64_t value) { return static_cast<uint64_t>(std::max<int64_t>(value, 0)); }
-uint32_t Count(int64_t value) {
-  return static_cast<uint32_t>(std::clamp<int64_t>(value, 0, std::numeric_limits<uint32_t>::max()));
-}
-
-absl::Status Invalid(std::string_view field, const std::string& message) {
-  return WithMetadata(runtime::WithReason(absl::InvalidArgumentError(
-                                              absl::StrCat(std::string(field), ": ", message)),
-                                          "INVALID_PARAMETER"),
-                      "field", field);
-}
-
-}  // namespace
-
 void ToProto(const runtime::StepStats& stats, v1::StepTelemetry* proto) {
-  proto->set_step(Total(stats.step));
+  proto->set_step(ToUint64(stats.step));
   proto->set_kind(stats.kind == runtime::StepKind::kDecode ? v1::STEP_KIND_DECODE
                                                            : v1::STEP_KIND_PREFILL);
   *proto->mutable_end_time() = ToProto(stats.end_time);
   proto->set_step_seconds(stats.step_seconds);
-  proto->set_batch_size(Count(stats.batch_size));
-  proto->set_prefill_tokens(Count(stats.prefill_tokens));
-  proto->set_spilled_bytes(Total(stats.spilled_bytes));
-  proto->set_stream_region_bytes(Total(stats.stream_region_bytes));
-  proto->set_host_region_bytes(Total(stats.host_region_bytes));
-  proto->set_cpu_bytes(Total(stats.cpu_bytes));
-  proto->set_link_bytes(Total(stats.link_bytes));
-  proto->set_resident_bytes(Total(stats.resident_bytes));
+  proto->set_batch_size(ToUint32(stats.batch_size));
+  proto->set_prefill_tokens(ToUint32(stats.prefill_tokens));
+  proto->set_spilled_bytes(ToUint64(stats.spilled_bytes));
+  proto->set_stream_region_bytes(ToUint64(stats.stream_region_bytes));
+  proto->set_host_region_bytes(ToUint64(stats.host_region_bytes));
+  proto->set_cpu_bytes(ToUint64(stats.cpu_bytes));
+  proto->set_link_bytes(ToUint64(stats.link_bytes));
+  proto->set_resident_bytes(ToUint64(stats.resident_bytes));
   proto->set_cpu_busy_seconds(stats.cpu_busy_seconds);
   proto->set_link_busy_seconds(stats.link_busy_seconds);
   proto->set_both_busy_seconds(stats.both_busy_seconds);
   proto->set_dense_seconds(stats.dense_seconds);
   proto->set_device_attention_seconds(stats.device_attention_seconds);
-  proto->set_cpu_bytes_both_busy(Total(stats.cpu_bytes_both_busy));
-  proto->set_link_bytes_both_busy(Total(stats.link_bytes_both_busy));
-  proto->set_copies(Count(stats.copies));
-  proto->set_cpu_workers(Count(stats.cpu_workers));
+  proto->set_cpu_bytes_both_busy(ToUint64(stats.cpu_bytes_both_busy));
+  proto->set_link_bytes_both_busy(ToUint64(stats.link_bytes_both_busy));
+  proto->set_copies(ToUint32(stats.copies));
+  proto->set_cpu_workers(ToUint32(stats.cpu_workers));
   proto->set_observed_cpu_share(stats.observed_cpu_share);
   proto->set_planned_cpu_share(stats.planned_cpu_share);
-  proto->set_share_generation(Total(stats.share_generation));
-  proto->set_moved_bytes_total(Total(stats.moved_bytes_total));
+  proto->set_share_generation(ToUint64(stats.share_generation));
+  proto->set_moved_bytes_total(ToUint64(stats.moved_bytes_total));
   proto->set_predicted_step_seconds(stats.predicted_step_seconds);
 }
 
 void ToProto(const runtime::ShareState& state, v1::ShareState* proto) {
-  proto->set_generation(Total(state.generation));
+  proto->set_generation(ToUint64(state.generation));
   proto->set_controller_id(RepairUtf8(state.controller_id));
   for (const roofline::ShareBucket& bucket : state.table.buckets) {
     v1::ShareBucket* const out = proto->add_buckets();
@@ -92,10 +73,10 @@ void ToProto(const runtime::RegionState& state, v1::RegionState* proto) {
       proto->set_region(v1::REGION_HOST);
       break;
   }
-  proto->set_capacity_bytes(Total(state.capacity_bytes));
-  proto->set_used_bytes(Total(state.used_bytes));
-  proto->set_cached_bytes(Total(state.cached_bytes));
-  proto->set_retained_bytes(Total(state.retained_bytes));
+  proto->set_capacity_bytes(ToUint64(state.capacity_bytes));
+  proto->set_used_bytes(ToUint64(state.used_bytes));
+  proto->set_cached_bytes(ToUint64(state.cached_bytes));
+  proto->set_retained_bytes(ToUint64(state.retained_bytes));
   proto->set_page_locked(state.page_locked);
 }
 
@@ -106,13 +87,13 @@ void ToProto(const roofline::MachineProfile& profile, v1::MachineProfile* proto)
   proto->set_link_alone(profile.rates.link_alone);
   proto->set_link_with_cpu(profile.rates.link_with_cpu);
   proto->set_device(profile.rates.device);
-  proto->set_cpu_workers(Count(profile.cpu_workers));
+  proto->set_cpu_workers(ToUint32(profile.cpu_workers));
   *proto->mutable_handoff_per_layer() = ToProto(absl::Seconds(profile.handoff_per_layer_seconds));
   *proto->mutable_copy_overhead() = ToProto(absl::Seconds(profile.copy_overhead_seconds));
-  proto->set_device_budget_bytes(Total(profile.device_budget_bytes));
-  proto->set_host_budget_bytes(Total(profile.host_budget_bytes));
+  proto->set_device_budget_bytes(ToUint64(profile.device_budget_bytes));
+  proto->set_host_budget_bytes(ToUint64(profile.host_budget_bytes));
   proto->set_measured(profile.measured);
-  proto->set_num_layers(Count(profile.num_layers));
+  proto->set_num_layers(ToUint32(profile.num_layers));
 }
 
 v1::ShareOutcome ToProto(runtime::ShareOutcome outcome) {
@@ -143,18 +124,18 @@ absl::StatusOr<runtime::ShareUpdate> FromProto(const v1::SetCpuShareRequest& pro
   constexpr size_t kMaxTextBytes = 256;
   runtime::ShareUpdate update;
   if (proto.controller_id().empty() || proto.controller_id().size() > kMaxTextBytes) {
-    return Invalid("controller_id", absl::StrCat("has ", proto.controller_id().size(),
-                                                 " bytes; from 1 to ", kMaxTextBytes));
+    return InvalidField("controller_id", absl::StrCat("has ", proto.controller_id().size(),
+                                                      " bytes; from 1 to ", kMaxTextBytes));
   }
   if (proto.reason().size() > kMaxTextBytes) {
-    return Invalid("reason",
-                   absl::StrCat("has ", proto.reason().size(), " bytes; at most ", kMaxTextBytes));
+    return InvalidField(
+        "reason", absl::StrCat("has ", proto.reason().size(), " bytes; at most ", kMaxTextBytes));
   }
   if (proto.generation() == 0 ||
       proto.generation() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return Invalid("generation", absl::StrCat(proto.generation(), " is not in [1, 2^63)"));
+    return InvalidField("generation", absl::StrCat(proto.generation(), " is not in [1, 2^63)"));
   }
-  if (proto.buckets().empty()) return Invalid("buckets", "the table is empty");
+  if (proto.buckets().empty()) return InvalidField("buckets", "the table is empty");
   update.controller_id = proto.controller_id();
   update.reason = proto.reason();
   update.generation = static_cast<int64_t>(proto.generation());
@@ -168,8 +149,8 @@ absl::StatusOr<runtime::ShareUpdate> FromProto(const v1::SetCpuShareRequest& pro
   const google::protobuf::Duration& lease = proto.valid_for();
   if (lease.nanos() < 0 || lease.nanos() > 999'999'999 || lease.seconds() < 0 ||
       (lease.seconds() == 0 && lease.nanos() == 0)) {
-    return Invalid("valid_for", absl::StrCat("the lease of ", lease.seconds(), " s and ",
-                                             lease.nanos(), " ns is not above 0"));
+    return InvalidField("valid_for", absl::StrCat("the lease of ", lease.seconds(), " s and ",
+                                                  lease.nanos(), " ns is not above 0"));
   }
   update.valid_for = FromProto(lease);
   return update;

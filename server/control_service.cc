@@ -10,6 +10,7 @@
 #include "engine/runtime/error_reason.h"
 #include "server/config.h"
 #include "server/control_convert.h"
+#include "server/proto_numbers.h"
 #include "server/raw_unary.h"
 #include "server/status_mapping.h"
 #include "server/time_convert.h"
@@ -196,12 +197,9 @@ grpc::ServerUnaryReactor* ControlServiceImpl::SetLinkPace(grpc::CallbackServerCo
     ASSIGN_OR_RETURN(runtime::Engine* const engine, slot_->Get());
     const double pace = message.bytes_per_second();
     if (pace != 0 && !(std::isfinite(pace) && pace >= kMinLinkBytesPerS)) {
-      return WithMetadata(runtime::WithReason(absl::InvalidArgumentError(absl::StrCat(
-                                                  "bytes_per_second: ", pace,
-                                                  " is neither 0, no pace, nor a finite number of ",
-                                                  kMinLinkBytesPerS, " or more")),
-                                              "INVALID_PARAMETER"),
-                          "field", "bytes_per_second");
+      return InvalidField("bytes_per_second",
+                          absl::StrCat(pace, " is neither 0, no pace, nor a finite number of ",
+                                       kMinLinkBytesPerS, " or more"));
     }
     reply->set_previous_bytes_per_second(engine->state().link_pace_bytes_per_s);
     RETURN_IF_ERROR(engine->SetLinkPace(pace));

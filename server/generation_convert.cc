@@ -8,8 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/utf8.h"
-#include "engine/runtime/error_reason.h"
-#include "server/status_mapping.h"
+#include "server/proto_numbers.h"
 #include "server/time_convert.h"
 
 namespace writescope::server {
@@ -19,16 +18,9 @@ constexpr uint32_t kMaxInt = std::numeric_limits<int32_t>::max();
 // Keeps a message with 20 alternatives a position well below a client's default limit of 4 MiB.
 constexpr size_t kPromptLogprobsPerMessage = 512;
 
-absl::Status Invalid(std::string_view field, const std::string& message, std::string_view reason) {
-  return WithMetadata(
-      runtime::WithReason(
-          absl::InvalidArgumentError(absl::StrCat(std::string(field), ": ", message)), reason),
-      "field", field);
-}
-
 absl::Status CheckedInt(std::string_view field, uint32_t value, int* result) {
   if (value > kMaxInt) {
-    return Invalid(field, absl::StrCat(value, " is above ", kMaxInt), "INVALID_PARAMETER");
+    return InvalidField(field, absl::StrCat(value, " is above ", kMaxInt), "INVALID_PARAMETER");
   }
   *result = static_cast<int>(value);
   return absl::OkStatus();
@@ -75,7 +67,8 @@ absl::Status ConvertPrompt(const v1::GenerateRequest& proto, runtime::Prompt* pr
     case v1::GenerateRequest::PROMPT_NOT_SET:
       break;
   }
-  return Invalid("prompt", "one of text, token_ids and segmented has to be set", "EMPTY_PROMPT");
+  return InvalidField("prompt", "one of text, token_ids and segmented has to be set",
+                      "EMPTY_PROMPT");
 }
 
 void ConvertLogprob(const runtime::TokenLogprob& logprob, v1::TokenLogprob* proto) {
@@ -109,12 +102,6 @@ v1::FinishReason ToProto(runtime::FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-uint32_t Count(int64_t value) {
-  return static_cast<uint32_t>(std::clamp<int64_t>(value, 0, std::numeric_limits<uint32_t>::max()));
-}
-
-uint64_t Total(int64_t value) { return static_cast<uint64_t>(std::max<int64_t>(value, 0)); }
-
 std::string Repaired(std::string text, bool* repaired) {
   if (IsWholeUtf8(text)) return text;
   *repaired = true;
@@ -122,16 +109,16 @@ std::string Repaired(std::string text, bool* repaired) {
 }
 
 void ConvertUsage(const runtime::Usage& usage, v1::Usage* proto) {
-  proto->set_prompt_tokens(Count(usage.prompt_tokens));
-  proto->set_cached_prompt_tokens(Count(usage.cached_prompt_tokens));
-  proto->set_generated_tokens(Count(usage.generated_tokens));
+  proto->set_prompt_tokens(ToUint32(usage.prompt_tokens));
+  proto->set_cached_prompt_tokens(ToUint32(usage.cached_prompt_tokens));
+  proto->set_generated_tokens(ToUint32(usage.generated_tokens));
 }
 
 void ConvertProgress(const runtime::PromptProgress& progress, v1::PromptProgress* proto) {
-  proto->set_tokens_done(Count(progress.tokens_done));
-  proto->set_tokens_total(Count(progress.tokens_total));
-  proto->set_tokens_cached(Count(progress.tokens_cached));
-  proto->set_queue_position(Count(progress.queue_position));
+  proto->set_tokens_done(ToUint32(progress.tokens_done));
+  proto->set_tokens_total(ToUint32(progress.tokens_total));
+  proto->set_tokens_cached(ToUint32(progress.tokens_cached));
+  proto->set_queue_position(ToUint32(progress.queue_position));
   if (progress.estimated_time_left.has_value()) {
     *proto->mutable_estimated_time_left() = server::ToProto(*progress.estimated_time_left);
   }
@@ -147,17 +134,17 @@ void ConvertFinish(const runtime::Finish& finish, v1::Finish* proto, bool* repai
 }
 
 void ConvertPlacement(const runtime::PlacementReport& report, v1::PlacementReport* proto) {
-  proto->set_gpu_resident_tokens(Total(report.gpu_resident_tokens));
-  proto->set_gpu_streamed_tokens(Total(report.gpu_streamed_tokens));
-  proto->set_cpu_tokens(Total(report.cpu_tokens));
-  proto->set_streamed_bytes(Total(report.streamed_bytes));
+  proto->set_gpu_resident_tokens(ToUint64(report.gpu_resident_tokens));
+  proto->set_gpu_streamed_tokens(ToUint64(report.gpu_streamed_tokens));
+  proto->set_cpu_tokens(ToUint64(report.cpu_tokens));
+  proto->set_streamed_bytes(ToUint64(report.streamed_bytes));
   proto->set_last_cpu_share(static_cast<float>(report.last_cpu_share));
   proto->set_mean_cpu_share(static_cast<float>(report.mean_cpu_share));
-  proto->set_device_bytes(Total(report.device_bytes));
-  proto->set_stream_bytes(Total(report.stream_bytes));
-  proto->set_swing_bytes(Total(report.swing_bytes));
-  proto->set_host_bytes(Total(report.host_bytes));
-  proto->set_steps(Total(report.steps));
+  proto->set_device_bytes(ToUint64(report.device_bytes));
+  proto->set_stream_bytes(ToUint64(report.stream_bytes));
+  proto->set_swing_bytes(ToUint64(report.swing_bytes));
+  proto->set_host_bytes(ToUint64(report.host_bytes));
+  proto->set_steps(ToUint64(report.steps));
 }
 
 }  // namespace
@@ -197,8 +184,9 @@ absl::StatusOr<std::vector<TokenId>> ToTokenIds(
   tokens.reserve(static_cast<size_t>(ids.size()));
   for (int i = 0; i < ids.size(); ++i) {
     if (ids[i] > kMaxInt) {
-      return Invalid(field, absl::StrCat("id ", ids[i], " at position ", i, " is above ", kMaxInt),
-                     "INVALID_TOKEN_ID");
+      return InvalidField(field,
+                          absl::StrCat("id ", ids[i], " at position ", i, " is above ", kMaxInt),
+                          "INVALID_TOKEN_ID");
     }
     tokens.push_back(static_cast<TokenId>(ids[i]));
   }
@@ -208,9 +196,10 @@ absl::StatusOr<std::vector<TokenId>> ToTokenIds(
 absl::StatusOr<runtime::GenerateRequest> FromProto(const v1::GenerateRequest& proto) {
   runtime::GenerateRequest request;
   if (proto.request_id().size() > kMaxRequestIdBytes) {
-    return Invalid("request_id",
-                   absl::StrCat(proto.request_id().size(), " bytes, at most ", kMaxRequestIdBytes),
-                   "INVALID_PARAMETER");
+    return InvalidField(
+        "request_id",
+        absl::StrCat(proto.request_id().size(), " bytes, at most ", kMaxRequestIdBytes),
+        "INVALID_PARAMETER");
   }
   request.request_id = proto.request_id();
   RETURN_IF_ERROR(ConvertPrompt(proto, &request.prompt));
@@ -259,21 +248,21 @@ v1::GetModelInfoResponse ToProto(const runtime::ModelInfo& info, uint64_t max_re
   v1::GetModelInfoResponse proto;
   proto.set_model(RepairUtf8(info.name));
   proto.set_architecture(RepairUtf8(info.architecture));
-  proto.set_vocab_size(Count(info.vocab_size));
-  proto.set_num_layers(Count(info.num_layers));
+  proto.set_vocab_size(ToUint32(info.vocab_size));
+  proto.set_num_layers(ToUint32(info.num_layers));
   proto.set_kv_dtype(info.kv_dtype);
   proto.set_weight_dtype(info.weight_dtype);
-  proto.set_kv_bytes_per_token(Total(info.kv_bytes_per_token));
+  proto.set_kv_bytes_per_token(ToUint64(info.kv_bytes_per_token));
   if (info.bos_token.has_value()) proto.set_bos_token_id(static_cast<uint32_t>(*info.bos_token));
   for (const TokenId eos : info.eos_tokens) proto.add_eos_token_ids(static_cast<uint32_t>(eos));
   proto.set_has_tokenizer(info.has_tokenizer);
   proto.set_chat_template(RepairUtf8(info.chat_template));
   proto.set_device(info.device);
   v1::ModelLimits& limits = *proto.mutable_limits();
-  limits.set_max_context_tokens(Count(info.max_context_tokens));
-  limits.set_max_resident_context_tokens(Count(info.max_resident_context_tokens));
-  limits.set_max_sequences(Count(info.max_sequences));
-  limits.set_max_queue(Count(info.max_queue));
+  limits.set_max_context_tokens(ToUint32(info.max_context_tokens));
+  limits.set_max_resident_context_tokens(ToUint32(info.max_resident_context_tokens));
+  limits.set_max_sequences(ToUint32(info.max_sequences));
+  limits.set_max_queue(ToUint32(info.max_queue));
   limits.set_max_stop_strings(runtime::kMaxStopStrings);
   limits.set_max_stop_string_bytes(runtime::kMaxStopStringBytes);
   limits.set_max_logprobs(runtime::kMaxLogprobs);

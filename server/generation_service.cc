@@ -18,6 +18,7 @@
 #include "engine/base/utf8.h"
 #include "engine/runtime/error_reason.h"
 #include "server/generation_convert.h"
+#include "server/proto_numbers.h"
 #include "server/raw_unary.h"
 #include "server/status_mapping.h"
 #include "server/wire.h"
@@ -222,11 +223,7 @@ grpc::ServerUnaryReactor* GenerationServiceImpl::Tokenize(grpc::CallbackServerCo
         segments = FromProto(message.segmented());
         break;
       case v1::TokenizeRequest::INPUT_NOT_SET:
-        return WithMetadata(
-            runtime::WithReason(
-                absl::InvalidArgumentError("input: one of text and segmented has to be set"),
-                "EMPTY_PROMPT"),
-            "field", "input");
+        return InvalidField("input", "one of text and segmented has to be set", "EMPTY_PROMPT");
     }
     std::optional<bool> add_bos;
     if (message.has_add_bos()) add_bos = message.add_bos();
