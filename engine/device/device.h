@@ -1,6 +1,6 @@
 // What the engine knows of an accelerator and its link: memory, ordered queues, events, copies.
-// The CPU device (cpu/) stands in for an accelerator on a machine without one; a CUDA device fits
-// behind the same interface.
+// Behind it are the CUDA device (cuda/), and the CPU device (cpu/), which stands in for an
+// accelerator on a machine without one.
 #pragma once
 
 #include <atomic>

@@ -72,8 +72,7 @@ struct EngineOptions {
   absl::Duration progress_interval = absl::Seconds(1);
   // Checks the CRC of every sealed block before it is attended to. For tests; slow.
   bool verify_blocks = false;
-  // Shapes of decode steps of which recordings are kept, by their cost; see StepRecordings. 0:
-  // none.
+  // Shapes of decode steps of which recordings are kept, by their cost (StepRecordings). 0: none.
   int max_step_graphs = 16;
   std::optional<roofline::MachineProfile> machine_profile;  // Start-up rates; else probed at start
 };
@@ -231,8 +230,7 @@ class Engine {
   // Checks and queues a request; the answer goes to `sink`. The id by which Cancel finds it.
   // Errors carry an absl payload kErrorReasonUrl with a reason word (see error_reason.h):
   //   INVALID_ARGUMENT      a parameter out of range, empty prompt, id outside the vocabulary,
-  //   invalid
-  //                         UTF-8, text without a tokenizer, prompt longer than the context
+  //                         invalid UTF-8, text without a tokenizer, prompt longer than the context
   //   ALREADY_EXISTS        request_id in flight
   //   RESOURCE_EXHAUSTED    queue full
   //   UNAVAILABLE           draining, or failed

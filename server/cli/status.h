@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/time/time.h"
 #include "server/cli/client.h"
 #include "writescope/v1/control.pb.h"
 
