@@ -1,5 +1,4 @@
 #include "server/metrics.h"
-#include "server/metrics_server.h"
 
 #include <limits>
 #include <set>
@@ -9,6 +8,7 @@
 #include "absl/strings/str_replace.h"
 #include "prometheus/registry.h"
 #include "prometheus/text_serializer.h"
+#include "server/metrics_server.h"
 #include "tests/controller/http_get.h"
 #include "tests/server/worker_fixture.h"
 
