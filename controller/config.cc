@@ -11,8 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "controller/version.h"
+#include "engine/base/address.h"
 #include "engine/base/command_line.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/utf8.h"
 
 namespace writescope::controller {
 namespace {
@@ -113,13 +115,15 @@ absl::Status Check(const Flags& flags, Config& config) {
   config.worker_address = flags.worker;
   config.metrics_listen = flags.metrics_listen;
   config.decision_log = flags.decision_log;
-  if (flags.worker.find(':') == std::string::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--worker is \"", flags.worker, "\", not host:port or unix:path"));
+  if (const std::string wrong = CheckServerAddress(flags.worker); !wrong.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--worker: ", wrong));
   }
-  if (flags.metrics_listen.find(':') == std::string::npos) {
+  if (const std::string wrong = CheckListenAddress(flags.metrics_listen); !wrong.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--metrics-listen: ", wrong));
+  }
+  if (!IsWholeUtf8(flags.controller_id)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--metrics-listen is \"", flags.metrics_listen, "\", not host:port"));
+        "--controller-id: not valid UTF-8, which the worker takes names in");
   }
   if (flags.decision_log_mib < 1 || flags.decision_log_mib > 1 << 20) {
     return absl::InvalidArgumentError(absl::StrCat("--decision-log-mib is ", flags.decision_log_mib,

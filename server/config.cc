@@ -12,8 +12,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "engine/base/address.h"
 #include "engine/base/command_line.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/utf8.h"
 #include "server/config_file.h"
 #include "server/parse_units.h"
 #include "server/version.h"
@@ -38,19 +40,10 @@ absl::Status AtLeast(const char* flag, int value, int least) {
       absl::StrCat(flag, ": ", value, " is below ", least, ", the least allowed"));
 }
 
-absl::Status CheckAddress(const char* flag, const std::string& address, bool unix_allowed) {
-  if (unix_allowed && absl::StartsWith(address, "unix:") && address.size() > 5) {
-    return absl::OkStatus();
-  }
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon == std::string::npos || colon == 0 ||
-      !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, ": '", address,
-                                                   "' is not host:port with a port in [0, 65535]",
-                                                   unix_allowed ? ", nor unix:path" : ""));
-  }
-  return absl::OkStatus();
+// What a check of engine/base/address.h says of the flag's value.
+absl::Status CheckAddress(const char* flag, const std::string& wrong) {
+  if (wrong.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(flag, ": ", wrong));
 }
 
 // Port 0 is another one each time.
@@ -214,10 +207,10 @@ absl::Status CheckEngine(const WorkerFlags& flags, runtime::EngineOptions* engin
 absl::StatusOr<WorkerConfig> Check(const WorkerFlags& flags) {
   WorkerConfig config;
   RETURN_IF_ERROR(CheckEngine(flags, &config.engine));
-  RETURN_IF_ERROR(CheckAddress("--listen", flags.listen, true));
-  RETURN_IF_ERROR(CheckAddress("--control-listen", flags.control_listen, true));
+  RETURN_IF_ERROR(CheckAddress("--listen", CheckListenAddressOrPath(flags.listen)));
+  RETURN_IF_ERROR(CheckAddress("--control-listen", CheckListenAddressOrPath(flags.control_listen)));
   if (!flags.metrics_listen.empty()) {
-    RETURN_IF_ERROR(CheckAddress("--metrics-listen", flags.metrics_listen, false));
+    RETURN_IF_ERROR(CheckAddress("--metrics-listen", CheckListenAddress(flags.metrics_listen)));
   }
   RETURN_IF_ERROR(CheckDistinct({{"--listen", flags.listen},
                                  {"--control-listen", flags.control_listen},
@@ -227,6 +220,9 @@ absl::StatusOr<WorkerConfig> Check(const WorkerFlags& flags) {
   config.metrics_listen = flags.metrics_listen;
   RETURN_IF_ERROR(Choose("--metrics-compat", flags.metrics_compat,
                          {{"none", false}, {"vllm", true}}, &config.vllm_metrics));
+  if (!IsWholeUtf8(flags.worker_id)) {
+    return absl::InvalidArgumentError("--worker-id: not valid UTF-8, which the API takes names in");
+  }
   config.worker_id = flags.worker_id;
   RETURN_IF_ERROR(
       Take("--max-request-size", ParseByteSize(flags.max_request_size), &config.max_request_bytes));

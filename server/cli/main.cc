@@ -11,6 +11,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "engine/base/address.h"
 #include "engine/base/command_line.h"
 #include "server/cli/chat.h"
 #include "server/cli/client.h"
@@ -262,8 +263,10 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();
   app.add_option("-a,--address,--server", client.address, "The worker's --listen")
+      ->check(CheckServerAddress, "")
       ->envname("WRITESCOPE_ADDRESS");
   app.add_option("--control-address", client.control_address, "The worker's --control-listen")
+      ->check(CheckServerAddress, "")
       ->envname("WRITESCOPE_CONTROL_ADDRESS");
   app.add_option("--timeout", client.timeout, "Of each call, such as 30s")->check(IsTime());
   AddGenerate(app, &action);

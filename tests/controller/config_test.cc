@@ -67,9 +67,14 @@ TEST(ConfigTest, MistakesAreNamed) {
   EXPECT_THAT(message({"--pin-share=nan"}), HasSubstr("pin-share is nan"));
   EXPECT_THAT(message({"--pin-share=much"}), HasSubstr("--pin-share"));
   EXPECT_THAT(message({"--log-level=loud"}), HasSubstr("--log-level is \"loud\""));
-  EXPECT_THAT(message({"--metrics-listen=9465"}), HasSubstr("not host:port"));
+  EXPECT_THAT(message({"--metrics-listen=9465"}), HasSubstr("is not host:port"));
   EXPECT_THAT(message({"--nonsense"}), HasSubstr("--nonsense"));
-  EXPECT_THAT(message({"--worker=somewhere"}), HasSubstr("not host:port or unix:path"));
+  for (const char* worker : {"--worker=somewhere", "--worker=host:99999",
+                             "--worker=unix:", "--worker=http://host:50052"}) {
+    EXPECT_THAT(message({worker}), HasSubstr("is not host:port with a port in [1, 65535]"));
+  }
+  EXPECT_THAT(message({"--metrics-listen=127.0.0.1:99999"}), HasSubstr("a port in [0, 65535]"));
+  EXPECT_THAT(message({"--controller-id=\xff"}), HasSubstr("--controller-id: not valid UTF-8"));
   EXPECT_THAT(message({"--guard="}), HasSubstr("--guard: '' is not a number"));
   EXPECT_THAT(message({"--decision-log-mib=0"}), HasSubstr("--decision-log-mib is 0"));
 }

@@ -101,6 +101,13 @@ TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   EXPECT_EQ(Client({"generate", "x", "--timeout", "soon"}).exit_code, 2);
   EXPECT_EQ(Client({"generate", "x", "--seed=-1", "-n", "1"}).exit_code, 2);
   EXPECT_EQ(Client({}).exit_code, 2);
+  for (const char* address :
+       {"--address=http://127.0.0.1:50051", "--control-address=127.0.0.1:x"}) {
+    const auto mistyped = RunProgram(CLIENT, {"info", address});
+    ASSERT_TRUE(mistyped.ok()) << mistyped.status();
+    EXPECT_EQ(mistyped->exit_code, 2);
+    EXPECT_THAT(mistyped->output, HasSubstr("is not host:port"));
+  }
   EXPECT_EQ(Client({"abort", "nobody"}).exit_code, 3);
   const auto nobody =
       RunProgram(CLIENT, {"info", "--address=127.0.0.1:" + std::to_string(FreePort())});
