@@ -35,6 +35,10 @@ ROWS = {
                       "gbps": float, "dram_read_gbps": float, "link_busy": bool},
     "dense": {"kernel": str, "shape": str, "weights": str, "tokens": int, "experts": int,
               "us": float, "bytes": int, "flops": int, "of_read": float, "of_product": float},
+    "serve": {"model": str, "batch": int, "context_tokens": int, "seconds": float, "tokens": int,
+              "tokens_per_s": float, "step_ms": float, "steps": int, "steps_in_two": int,
+              "share": float, "prompt_tokens_per_s": float, "first_token_s": float,
+              "moved_bytes": int, "failed_steps": int},
 }
 # Fields that some files lack: without `batch` a layer holds one sequence, without `micro_batches` a
 # step is one, without rates of a row its floor is from the ceilings; kernels are there where they
@@ -84,7 +88,7 @@ def problems(data):
                 found.append(f"row {number}: link_wait_share is no share")
             if row["spilled_bytes"] > row["kv_bytes"]:
                 found.append(f"row {number}: more spilled than there is")
-        if "step_ms" in fields:
+        if "step_ms_min" in fields:
             if not row["step_ms_min"] <= row["step_ms"] <= row["step_ms_max"]:
                 found.append(f"row {number}: step_ms is not between its least and its most")
             if row["resident"] != (row["spilled_bytes"] < SPILLED_LABEL_BYTES):
@@ -130,6 +134,10 @@ class ResultsTest(unittest.TestCase):
         self.assertEqual(problems(dense), [])
         self.assertTrue(problems(dict(dense, ceilings=good["ceilings"])))
         self.assertTrue(problems(dict(dense, rows=[dict(row, us="fast")])))
+        row = {key: kind() for key, kind in ROWS["serve"].items()}
+        serve = dict(good, benchmark="serve", rows=[row])
+        self.assertEqual(problems(serve), [])
+        self.assertTrue(problems(dict(serve, rows=[dict(row, failed_steps="none")])))
 
 
 if __name__ == "__main__":
