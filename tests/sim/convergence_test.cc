@@ -61,6 +61,15 @@ std::vector<Case> Cases() {
   return cases;
 }
 
+// A controller on the case's machine and load. `c` outlives the rig.
+controller::ControlLoop& RunCase(Rig& rig, const Case& c, absl::Duration duration) {
+  rig.worker.machine = c.machine;
+  rig.worker.workload = [&c](absl::Duration) { return c.workload; };
+  controller::ControlLoop& loop = rig.Start(LoopOptions());
+  rig.RunFor(duration);
+  return loop;
+}
+
 // In force and best, for the worker's present step.
 void ExpectNearBest(const SimulatedWorker& worker, const std::string& what) {
   const Workload workload = worker.now();
@@ -78,10 +87,7 @@ void ExpectNearBest(const SimulatedWorker& worker, const std::string& what) {
 TEST(ConvergenceTest, FindsTheBestShareOfEveryMachine) {
   for (const Case& c : Cases()) {
     Rig rig;
-    rig.worker.machine = c.machine;
-    rig.worker.workload = [&](absl::Duration) { return c.workload; };
-    controller::ControlLoop& loop = rig.Start(LoopOptions());
-    rig.RunFor(absl::Seconds(20));
+    controller::ControlLoop& loop = RunCase(rig, c, absl::Seconds(20));
     EXPECT_EQ(loop.status().role, controller::Role::kActive) << c.name;
     EXPECT_GT(loop.status().updates_applied, 0u) << c.name;
     ExpectNearBest(rig.worker, c.name);
@@ -92,10 +98,7 @@ TEST(ConvergenceTest, AStartWithoutSharingIsNoTrap) {
   for (const Case& c : Cases()) {
     for (const double start : {0.0, 1.0}) {
       Rig rig({.start_up_share = start});
-      rig.worker.machine = c.machine;
-      rig.worker.workload = [&](absl::Duration) { return c.workload; };
-      rig.Start(LoopOptions());
-      rig.RunFor(absl::Seconds(30));
+      RunCase(rig, c, absl::Seconds(30));
       ExpectNearBest(rig.worker, absl::StrCat(c.name, ", started at share ", start));
     }
   }
@@ -104,12 +107,9 @@ TEST(ConvergenceTest, AStartWithoutSharingIsNoTrap) {
 TEST(ConvergenceTest, PredictsTheStepTime) {
   for (const Case& c : Cases()) {
     Rig rig;
-    rig.worker.machine = c.machine;
-    rig.worker.workload = [&](absl::Duration) { return c.workload; };
-    controller::ControlLoop& loop = rig.Start(LoopOptions());
-    rig.RunFor(absl::Seconds(20));
+    controller::ControlLoop& loop = RunCase(rig, c, absl::Seconds(20));
     const double measured = rig.worker.last_step().step_seconds;
-    // The bench has a ring, hand-offs and a first layer without a head start; the roofline has not.
+    // The bench has a ring and a first layer without a head start; the roofline has not.
     EXPECT_NEAR(loop.status().last_step_predicted_seconds, measured, 0.12 * measured) << c.name;
   }
 }

@@ -10,6 +10,7 @@
 
 #include "engine/runtime/engine.h"
 #include "tests/support/collect_sink.h"
+#include "tests/support/demo_prompt.h"
 
 namespace writescope::testing {
 
@@ -25,6 +26,18 @@ inline runtime::EngineOptions DemoOptions() {
   return options;
 }
 
+// Of the plan for these options: what it takes of the device beside KV. Their budget has to hold
+// it.
+inline int64_t FixedDeviceBytes(const runtime::EngineOptions& options) {
+  const auto plan = runtime::Engine::Plan(options);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  int64_t size_bytes = 0;
+  for (const auto& item : plan.ok() ? plan->items : std::vector<runtime::MemoryPlan::Item>()) {
+    if (item.on_device && item.name != "KV region device") size_bytes += item.size_bytes;
+  }
+  return size_bytes;
+}
+
 inline std::unique_ptr<runtime::Engine> MakeEngine(const runtime::EngineOptions& options) {
   auto engine = runtime::Engine::Create(options, nullptr);
   EXPECT_TRUE(engine.ok()) << engine.status();
@@ -37,6 +50,18 @@ inline runtime::GenerateRequest TextRequest(const std::string& text, int64_t max
   request.sampling.temperature = 0;
   request.stopping.max_tokens = max_tokens;
   return request;
+}
+
+// A prompt of `num_tokens`: the beginning of `text`, then the question for the city's code.
+inline std::vector<TokenId> AskForCode(const runtime::Engine& engine, std::vector<TokenId> text,
+                                       size_t num_tokens, const std::string& city) {
+  const auto question = engine.Tokenize({{.text = Question(city)}}, false);
+  EXPECT_TRUE(question.ok()) << question.status();
+  if (!question.ok()) return {};
+  EXPECT_GE(text.size() + question->size(), num_tokens);
+  text.resize(num_tokens - question->size());
+  text.insert(text.end(), question->begin(), question->end());
+  return text;
 }
 
 inline std::shared_ptr<CollectSink> RunToEnd(runtime::Engine& engine,

@@ -10,6 +10,7 @@
 
 #include "engine/runtime/engine.h"
 #include "tests/support/collect_sink.h"
+#include "tests/support/demo_engine.h"
 #include "tests/support/demo_prompt.h"
 #include "tests/support/test_device.h"
 
@@ -18,8 +19,8 @@ namespace {
 
 using testing::CollectSink;
 using testing::HarborCode;
+using testing::kDemo;
 
-const std::string kDemo = WRITESCOPE_DEPLOY_DIR "/demo-model";
 constexpr int kSequences = 8;
 // A sequence is 1 KiB a token: so many that attention takes longer than the four layers' dense
 // part.
@@ -37,14 +38,7 @@ EngineOptions AllSpilled(MicroBatching batching) {
   options.micro_batching = batching;
   options.retention = false;
   testing::UseTestDevice(options);
-  const auto plan = Engine::Plan(options);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  options.vram_budget_bytes = 0;
-  for (const MemoryPlan::Item& item : plan->items) {
-    if (item.on_device && item.name != "KV region device") {
-      options.vram_budget_bytes += item.size_bytes;
-    }
-  }
+  options.vram_budget_bytes = testing::FixedDeviceBytes(options);
   return options;
 }
 
@@ -62,14 +56,12 @@ int64_t Answer(MicroBatching batching) {
     // Each begins elsewhere, so that none shares what another has.
     const std::string text =
         testing::PlantedProse(prose.substr(1000 * i), kPromptTokens * 9 / 2, {codes[i]});
-    const auto question = engine.Tokenize({{.text = testing::Question(codes[i].city)}}, false);
-    auto prompt = engine.Tokenize({{.text = text}}, std::nullopt);
-    EXPECT_TRUE(question.ok() && prompt.ok());
-    EXPECT_GE(prompt->size(), kPromptTokens);  // The code is in the first nine tenths.
-    prompt->resize(kPromptTokens);
-    prompt->insert(prompt->end(), question->begin(), question->end());
+    const auto ids = engine.Tokenize({{.text = text}}, std::nullopt);
+    EXPECT_TRUE(ids.ok()) << ids.status();
+    if (!ids.ok()) return -1;
     GenerateRequest request;
-    request.prompt = *prompt;
+    // The code is in the first nine tenths of the text.
+    request.prompt = testing::AskForCode(engine, *ids, kPromptTokens, codes[i].city);
     request.sampling.temperature = 0;
     request.stopping.max_tokens = kAnswerTokens;
     request.stopping.ignore_eos = true;

@@ -279,14 +279,7 @@ TEST(EngineTest, ABudgetOneByteShortSaysHowMuchIsMissing) {
   EngineOptions options = DemoOptions();
   options.ring_bytes = 4 << 20;
   options.vram_budget_bytes = 64 << 20;
-  const auto plan = Engine::Plan(options);
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  options.vram_budget_bytes = 0;
-  for (const MemoryPlan::Item& item : plan->items) {
-    if (item.on_device && item.name != "KV region device") {
-      options.vram_budget_bytes += item.size_bytes;
-    }
-  }
+  options.vram_budget_bytes = testing::FixedDeviceBytes(options);
   EXPECT_TRUE(Engine::Plan(options).ok());
   --options.vram_budget_bytes;
   const absl::Status status = Engine::Plan(options).status();
@@ -405,12 +398,8 @@ TEST(EngineTest, ACopyThatGivesWayToABlockEndsNoRequest) {
   options.max_queue = 1000;
   const auto plan = Engine::Plan(options);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  options.vram_budget_bytes = 10 * kBlockTokens * plan->kv_bytes_per_token;
-  for (const MemoryPlan::Item& item : plan->items) {
-    if (item.on_device && item.name != "KV region device") {
-      options.vram_budget_bytes += item.size_bytes;
-    }
-  }
+  options.vram_budget_bytes =
+      testing::FixedDeviceBytes(options) + 10 * kBlockTokens * plan->kv_bytes_per_token;
   const auto engine = MakeEngine(options);
   ASSERT_NE(engine, nullptr);
   std::mt19937 rng(testing_support::TestSeed());

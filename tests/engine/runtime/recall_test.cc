@@ -8,6 +8,7 @@
 
 #include "engine/runtime/engine.h"
 #include "tests/support/collect_sink.h"
+#include "tests/support/demo_engine.h"
 #include "tests/support/demo_prompt.h"
 #include "tests/support/test_device.h"
 
@@ -16,8 +17,8 @@ namespace {
 
 using testing::CollectSink;
 using testing::HarborCode;
+using testing::kDemo;
 
-const std::string kDemo = WRITESCOPE_DEPLOY_DIR "/demo-model";
 constexpr int kAnswerTokens = 6;
 
 // A budget that holds all fixed parts and no KV block.
@@ -31,13 +32,7 @@ EngineOptions AllSwing(WeightsFormat weights) {
   options.max_sequences = 20;
   options.cut = CutMode::kPlanned;
   testing::UseTestDevice(options);
-  const auto plan = Engine::Plan(options);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  int64_t fixed_bytes = 0;
-  for (const MemoryPlan::Item& item : plan->items) {
-    if (item.on_device && item.name != "KV region device") fixed_bytes += item.size_bytes;
-  }
-  options.vram_budget_bytes = fixed_bytes;
+  options.vram_budget_bytes = testing::FixedDeviceBytes(options);
   return options;
 }
 
@@ -63,14 +58,8 @@ void ExpectTwentyOfTwentyAtEveryShare(const EngineOptions& options, size_t num_t
                     .ok());
     std::vector<std::shared_ptr<CollectSink>> sinks;
     for (const HarborCode& code : codes) {
-      const auto question = engine.Tokenize({{.text = testing::Question(code.city)}}, false);
-      ASSERT_TRUE(question.ok());
-      std::vector<TokenId> prompt = *prefix;
-      ASSERT_GE(prompt.size(), num_tokens);
-      prompt.resize(num_tokens - question->size() - kAnswerTokens);
-      prompt.insert(prompt.end(), question->begin(), question->end());
       GenerateRequest request;
-      request.prompt = prompt;
+      request.prompt = testing::AskForCode(engine, *prefix, num_tokens - kAnswerTokens, code.city);
       request.sampling.temperature = 0;
       request.stopping.max_tokens = kAnswerTokens;
       sinks.push_back(std::make_shared<CollectSink>());
