@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -38,7 +39,8 @@ class Budget {
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
       return absl::ResourceExhaustedError(absl::StrCat(name_, " memory for ", std::string(label),
-                                                       ": cannot map ", mapped_bytes, " bytes"));
+                                                       ": cannot map ", mapped_bytes,
+                                                       " bytes: ", std::strerror(errno)));
     }
     if (huge_pages) madvise(data, static_cast<size_t>(mapped_bytes), MADV_HUGEPAGE);
     std::memset(data, 0, static_cast<size_t>(mapped_bytes));

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -215,7 +216,8 @@ class CudaDeviceImpl final : public CudaDevice {
                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("cannot map ", mapped, " bytes of host memory for ", std::string(label)));
+          absl::StrCat("cannot map ", mapped, " bytes of host memory for ", std::string(label),
+                       ": ", std::strerror(errno)));
     }
     madvise(data, static_cast<size_t>(mapped), MADV_HUGEPAGE);
     TouchInParallel(static_cast<std::byte*>(data), mapped);

@@ -111,17 +111,17 @@ absl::Status Cublas::Multiply(const BlasProduct& p) {
   const int ldw = static_cast<int>(p.w_stride), ldx = static_cast<int>(p.x_stride);
   const int ldy = static_cast<int>(p.y_stride);
   const cublasOperation_t w_op = p.w_is_turned ? CUBLAS_OP_N : CUBLAS_OP_T;
-  if (p.batch == 1) {
-    return CublasStatus(
-        Calls().gemm(handle_, w_op, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw, p.x, type, ldx,
-                     &p.beta, p.y, TypeOf(p.y_type), ldy, compute, CUBLAS_GEMM_DEFAULT),
-        "cublasGemmEx");
-  }
-  return CublasStatus(
-      Calls().gemm_batched(handle_, w_op, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw, p.w_batch,
-                           p.x, type, ldx, p.x_batch, &p.beta, p.y, TypeOf(p.y_type), ldy,
-                           p.y_batch, p.batch, compute, CUBLAS_GEMM_DEFAULT),
-      "cublasGemmStridedBatchedEx");
+  const cublasStatus_t status =
+      p.batch == 1
+          ? Calls().gemm(handle_, w_op, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw, p.x, type,
+                         ldx, &p.beta, p.y, TypeOf(p.y_type), ldy, compute, CUBLAS_GEMM_DEFAULT)
+          : Calls().gemm_batched(handle_, w_op, CUBLAS_OP_N, m, n, k, &p.alpha, p.w, type, ldw,
+                                 p.w_batch, p.x, type, ldx, p.x_batch, &p.beta, p.y,
+                                 TypeOf(p.y_type), ldy, p.y_batch, p.batch, compute,
+                                 CUBLAS_GEMM_DEFAULT);
+  if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  return CublasStatus(status, absl::StrCat(p.batch, " products of ", p.num_rows,
+                                           " rows with a matrix of ", p.rows, " x ", p.cols));
 }
 
 }  // namespace writescope::ops
