@@ -65,7 +65,7 @@ class BlockTable {
   // Where to read a sealed block: the retained copy, or its home.
   BlockPlace read_place(int id) const;
   int holders(int id) const { return block(id).holders; }
-  // INTERNAL when a sealed block's bytes differ from what they were. Only with `verify`.
+  // DATA_LOSS when a sealed block's bytes differ from what they were. Only with `verify`.
   absl::Status Verify(int id) const;
 
   PrefixIndex::Found FindPrefix(PrefixIndex::EntryId parent,
