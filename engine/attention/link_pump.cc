@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/timed_wait.h"
 #include "engine/base/units.h"
 
 namespace writescope::attention {
@@ -100,7 +101,7 @@ void LinkPump::Release(int slot, device::Event read) { CHECK(free_slots_->TryPus
 
 bool LinkPump::AwaitDone(absl::Duration timeout) {
   std::unique_lock lock(mutex_);
-  return idle_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] { return !busy_; });
+  return TimedWait(idle_, lock, timeout, [this] { return !busy_; });
 }
 
 const std::deque<CopyRecord>& LinkPump::FinishCopies() {

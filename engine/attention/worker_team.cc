@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "engine/base/check.h"
+#include "engine/base/log.h"
+#include "engine/base/timed_wait.h"
 
 namespace writescope::attention {
 namespace {
@@ -28,7 +30,7 @@ class Running {
   }
   bool Await(absl::Duration timeout) {
     std::unique_lock lock(mutex_);
-    return idle_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return count_ == 0; });
+    return TimedWait(idle_, lock, timeout, [&] { return count_ == 0; });
   }
 
  private:
@@ -45,7 +47,12 @@ class TbbTeam final : public WorkerTeam {
         // may be more or fewer than the workers asked for.
         limit_(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(num_workers) + 1),
         arena_(num_workers, /*reserved_for_masters=*/0) {}
-  ~TbbTeam() override { running_.Await(absl::Hours(1)); }
+  ~TbbTeam() override {
+    // A body that is not over uses what is about to go.
+    while (!running_.Await(absl::Seconds(10))) {
+      Log(LogLevel::kError, "a CPU worker does not end", {{"workers", num_workers_}});
+    }
+  }
 
   int num_workers() const override { return num_workers_; }
   void Start(std::function<void(int)> body) override {

@@ -3,13 +3,13 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <ctime>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/timed_wait.h"
 
 namespace writescope::device {
 namespace {
@@ -121,9 +121,7 @@ absl::Status ThreadQueue::WaitTicket(uint64_t ticket, absl::Duration timeout) co
   if (completed_ticket() >= ticket) return absl::OkStatus();
   const auto reached = [&] { return completed_ticket() >= ticket; };
   std::unique_lock lock(mutex_);
-  if (timeout == absl::InfiniteDuration()) {
-    done_.wait(lock, reached);
-  } else if (!done_.wait_for(lock, absl::ToChronoNanoseconds(timeout), reached)) {
+  if (!TimedWait(done_, lock, timeout, reached)) {
     return absl::DeadlineExceededError(absl::StrCat("queue ", name_, " did not reach ticket ",
                                                     ticket, " in ", absl::FormatDuration(timeout),
                                                     "; it is at ", completed_ticket()));

@@ -49,6 +49,13 @@ TEST_P(WorkerTeamTest, AwaitDoneTimesOutWhileABodyRuns) {
   EXPECT_TRUE(team->AwaitDone(kLong));
 }
 
+// Longer than what a clock of 64 bits of nanoseconds can add: such a wait would be none.
+TEST_P(WorkerTeamTest, AWaitOfAThousandYearsEndsWithTheBodies) {
+  const auto team = GetParam().create(2);
+  team->Start([](int) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  EXPECT_TRUE(team->AwaitDone(absl::Hours(24 * 365 * 1000)));
+}
+
 // More workers than cores: each gets its turn though the others never return before it has.
 TEST_P(WorkerTeamTest, PollingBodiesDoNotStarveOneAnother) {
   const auto team = GetParam().create(4);

@@ -49,6 +49,13 @@ TEST(ThreadQueue, EventsAreDoneAtTheirPoint) {
   EXPECT_TRUE(after.Done());
 }
 
+// Longer than what a clock of 64 bits of nanoseconds can add: such a wait would be none.
+TEST(ThreadQueue, AWaitOfAThousandYearsEndsWithTheWork) {
+  ThreadQueue queue("test", nullptr);
+  queue.Launch([] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  EXPECT_TRUE(queue.Record().Wait(absl::Hours(24 * 365 * 1000)).ok());
+}
+
 TEST(ThreadQueue, CopiesAndZeroes) {
   ThreadQueue queue("q", nullptr);
   std::vector<std::byte> from(1000, std::byte{7});
