@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -19,6 +20,8 @@ namespace {
 constexpr int kPoolThreads = 2;
 constexpr size_t kPoolQueue = 1024;
 constexpr int kHardStallFactor = 5;
+// CheckEngine, which is called every second or so, was not called for this long.
+constexpr absl::Duration kStoppedAfter = absl::Seconds(5);
 // For connections to close; no stream of a client is left by then.
 constexpr absl::Duration kPortGrace = absl::Milliseconds(250);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(50);
@@ -96,10 +99,12 @@ void Worker::SetGenerationServing(bool serving) {
 }
 
 absl::Status Worker::CheckEngine(absl::Time now) {
+  if (now - last_check_ > kStoppedAfter) running_since_ = now;
+  last_check_ = now;
   if (engine_ == nullptr) return absl::OkStatus();
   // An idle engine may sleep, so only silence during work counts. The heartbeat comes first: it
   // needs none of the engine's locks.
-  const absl::Duration silence = now - engine_->last_heartbeat();
+  const absl::Duration silence = now - std::max(engine_->last_heartbeat(), running_since_);
   const bool stalled = generation_->active_calls() > 0 && silence > config_.stall_limit;
   if (stalled) {
     if (serving_) {

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/config.h"
 #include "server/control_service.h"
 #include "server/engine_slot.h"
@@ -44,7 +45,9 @@ class Worker final : public runtime::EngineObserver {
   // Makes the engine and, when it is ready, serves.
   absl::Status Load(const EngineFactory& make_engine);
 
-  // To be called every second or so. OK: go on. INTERNAL: the engine has failed; Drain and exit.
+  // To be called every second or so: after a longer pause the process was stopped as a whole (a
+  // debugger, `docker pause`, a virtual machine that moved), and its silence until then is not the
+  // engine's. OK: go on. INTERNAL: the engine has failed; Drain and exit.
   // DEADLINE_EXCEEDED: the engine is stuck for good; exit without a drain, which would get stuck
   // too.
   absl::Status CheckEngine(absl::Time now);
@@ -77,6 +80,8 @@ class Worker final : public runtime::EngineObserver {
   std::unique_ptr<GrpcServer> control_server_;
   std::unique_ptr<MetricsServer> metrics_server_;
   bool serving_ = false;
+  absl::Time last_check_ = absl::InfinitePast();
+  absl::Time running_since_ = absl::InfinitePast();  // The process, as far as CheckEngine saw.
   bool drained_ = false;
 };
 

@@ -7,7 +7,17 @@ using grpc::health::v1::HealthCheckResponse;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class HealthTest : public WorkerFixture {};
+class HealthTest : public WorkerFixture {
+ protected:
+  // Looks at the engine each second of `span`, which begins `ahead` from now, until an error.
+  absl::Status Watch(absl::Duration span, absl::Duration ahead = absl::ZeroDuration()) {
+    const absl::Time begin = absl::Now() + ahead;
+    for (absl::Time now = begin; now <= begin + span; now += absl::Seconds(1)) {
+      if (absl::Status status = worker_->CheckEngine(now); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+};
 
 TEST_F(HealthTest, EachServiceHasItsOwnStatus) {
   ListenOnly();
@@ -75,11 +85,11 @@ TEST_F(HealthTest, SilentEngineIsNotServingUntilItGoesOn) {
   engine_->Freeze(true);
   absl::SleepFor(absl::Milliseconds(10));
   // Silence without work is fine.
-  EXPECT_TRUE(worker_->CheckEngine(absl::Now() + absl::Hours(1)).ok());
+  EXPECT_TRUE(Watch(absl::Minutes(10)).ok());
   EXPECT_EQ(Health(kGenerationServiceName), HealthCheckResponse::SERVING);
   std::thread client([&] { EXPECT_TRUE(Generate(TextRequest("x", "waits")).status.ok()); });
   ASSERT_TRUE(Eventually([&] { return engine_->in_flight("waits"); }));
-  EXPECT_TRUE(worker_->CheckEngine(absl::Now() + absl::Seconds(3)).ok());
+  EXPECT_TRUE(Watch(absl::Seconds(3)).ok());
   EXPECT_EQ(Health(kGenerationServiceName), HealthCheckResponse::NOT_SERVING);
   EXPECT_EQ(Health(""), HealthCheckResponse::SERVING);
   engine_->Freeze(false);
@@ -93,8 +103,23 @@ TEST_F(HealthTest, EngineSilentForTooLongIsGivenUp) {
   engine_->Freeze(true);
   std::thread client([&] { Generate(TextRequest("x", "waits")); });
   ASSERT_TRUE(Eventually([&] { return engine_->in_flight("waits"); }));
-  EXPECT_EQ(worker_->CheckEngine(absl::Now() + absl::Seconds(60)).code(),
-            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Watch(absl::Seconds(60)).code(), absl::StatusCode::kDeadlineExceeded);
+  engine_->Freeze(false);
+  client.join();
+}
+
+TEST_F(HealthTest, AProcessThatWasStoppedIsNotGivenUp) {
+  Start({}, [](WorkerConfig& config) { config.stall_limit = absl::Seconds(2); });
+  engine_->Freeze(true);
+  std::thread client([&] { Generate(TextRequest("x", "waits")); });
+  ASSERT_TRUE(Eventually([&] { return engine_->in_flight("waits"); }));
+  EXPECT_TRUE(Watch(absl::Seconds(1)).ok());
+  // Nobody looked for an hour, and the engine has had a second since.
+  EXPECT_TRUE(Watch(absl::Seconds(1), absl::Hours(1)).ok());
+  EXPECT_EQ(Health(kGenerationServiceName), HealthCheckResponse::SERVING);
+  // An engine that goes on being silent is noticed all the same.
+  EXPECT_EQ(Watch(absl::Seconds(60), absl::Hours(1)).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Health(kGenerationServiceName), HealthCheckResponse::NOT_SERVING);
   engine_->Freeze(false);
   client.join();
 }
