@@ -118,6 +118,10 @@ class CudaOps final : public Ops {
   LatentProducts ProductsOf(const LatentHeads& heads);
   void WarmExperts();
   void WarmRouteFew(int k);
+  // The kernels of the small operations, on rows of zeros in scratch memory; the ids that they read
+  // are zeros, too. WarmRows clears it.
+  void WarmRows();
+  void WarmPrepare(const KvGeometry& kv);
 
   void CheckTokens(std::span<const TokenId> ids, const Matrix& table) const;
   void GatherEmbeddings(int count, const int32_t* ids, const Matrix& table, void* out);

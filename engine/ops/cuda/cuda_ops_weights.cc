@@ -28,6 +28,10 @@ std::vector<int> WarmRows(int max_tokens) {
   return rows;
 }
 
+// The scratch memory of warm-ups is parts of this size: what is read, what is written, a block,
+// flags.
+constexpr size_t kWarmPartBytes = size_t{1} << 20;
+
 // Every kernel of the experts.
 constexpr kernels::ExpertPlan kWarmPlans[] = {
     {kernels::ExpertKernel::kSimt, kernels::kSimtSlots},
@@ -293,10 +297,16 @@ absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
   WarmProducts(kv, num_heads);
   WarmLatentHeads(kv, num_heads);
   WarmExperts();
-  // The kernels of the small operations that act on rows of zeros, in scratch memory; the ids that
-  // they read are zeros, too.
+  WarmRows();
+  WarmPrepare(kv);
+  attend_->WarmUp(kv, num_heads);
+  Check(cudaStreamSynchronize(stream()), "warm-up");
+  return device_.compute().TakeError();
+}
+
+void CudaOps::WarmRows() {
   std::byte* scratch = Workspace<std::byte>(layout_.activated);
-  constexpr size_t kPart = size_t{1} << 20;
+  constexpr size_t kPart = kWarmPartBytes;
   Check(cudaMemsetAsync(scratch, 0, 4 * kPart, stream()), "warm-up");
   const float* floats = reinterpret_cast<const float*>(scratch);
   float* out = reinterpret_cast<float*>(scratch + kPart);
@@ -321,7 +331,13 @@ absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
                                         .counter = device_.compute().counter_word(),
                                         .ready = reinterpret_cast<uint64_t*>(scratch + 3 * kPart)}),
       "warm-up");
-  const KvTarget target = {.block = scratch + 2 * kPart, .slot = 0};
+}
+
+void CudaOps::WarmPrepare(const KvGeometry& kv) {
+  std::byte* scratch = Workspace<std::byte>(layout_.activated);
+  const float* floats = reinterpret_cast<const float*>(scratch);
+  float* out = reinterpret_cast<float*>(scratch + kWarmPartBytes);
+  const KvTarget target = {.block = scratch + 2 * kWarmPartBytes, .slot = 0};
   const int64_t position = 0;
   const kernels::TokenPlace* place = StagePlaces({&position, 1}, {&target, 1});
   const KvGeometry small = {.num_kv_heads = 1,
@@ -359,9 +375,6 @@ absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
                                                .q_out = out}),
           "warm-up");
   }
-  attend_->WarmUp(kv, num_heads);
-  Check(cudaStreamSynchronize(stream()), "warm-up");
-  return device_.compute().TakeError();
 }
 
 }  // namespace writescope::ops
