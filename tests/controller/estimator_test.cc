@@ -29,6 +29,23 @@ StepSample Sample() {
   return s;
 }
 
+// The same, but the link has nothing to do in the second half of the CPU's work.
+StepSample CpuBesideAnIdleLink() {
+  StepSample s = Sample();
+  s.both_busy_seconds = s.link_busy_seconds = 0.05;
+  s.link_bytes = s.link_bytes_both_busy = 2000000000;
+  s.cpu_bytes_both_busy = 4500000000;
+  s.spilled_bytes = s.cpu_bytes + s.link_bytes;
+  return s;
+}
+
+// That knows the rates of Sample().
+Estimator SeededEstimator() {
+  Estimator estimator;
+  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  return estimator;
+}
+
 TEST(EstimatorTest, RatesAreRatios) {
   Estimator estimator;
   estimator.Seed({200e9, 100e9, 100e9, 80e9, 5e12});  // Contention 0.5 and 0.8.
@@ -44,12 +61,9 @@ TEST(EstimatorTest, RatesAreRatios) {
 
 TEST(EstimatorTest, ContentionIsMeasuredWhereBothPartsAreSeen) {
   Estimator estimator;
-  StepSample s = Sample();
   // Half the CPU's time alone, at 120 GB/s instead of 90.
-  s.both_busy_seconds = s.link_busy_seconds = 0.05;
-  s.cpu_bytes_both_busy = 4500000000;
+  StepSample s = CpuBesideAnIdleLink();
   s.cpu_bytes = 4500000000 + 6000000000;
-  s.link_bytes = s.link_bytes_both_busy = 2000000000;
   s.spilled_bytes = s.cpu_bytes + s.link_bytes;
   for (int i = 0; i < 5; ++i) estimator.Add(s);
   EXPECT_NEAR(estimator.rates().cpu_with_link, 90e9, 1e6);
@@ -141,14 +155,12 @@ TEST(EstimatorTest, WithoutAQueryDenseIsAnUpperLimit) {
 }
 
 TEST(EstimatorTest, AheadFractionSeesASmallRing) {
-  Estimator estimator;
+  Estimator estimator = SeededEstimator();
   EXPECT_EQ(estimator.AheadFraction(), 1);
-  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
   for (int i = 0; i < 5; ++i) estimator.Add(Sample());
   EXPECT_NEAR(estimator.AheadFraction(), 1, 1e-6);
   // The link was busy for 2 ms of the 10 only.
-  Estimator limited;
-  limited.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  Estimator limited = SeededEstimator();
   StepSample s = Sample();
   s.link_busy_seconds = 0.102;
   s.link_bytes = 4100000000;
@@ -156,16 +168,12 @@ TEST(EstimatorTest, AheadFractionSeesASmallRing) {
   for (int i = 0; i < 5; ++i) limited.Add(s);
   EXPECT_NEAR(limited.AheadFraction(), 0.2, 1e-3);
   // A CPU that is busy beside an idle link says that it has too much: the belief gives way.
-  s.both_busy_seconds = s.link_busy_seconds = 0.05;
-  s.link_bytes = s.link_bytes_both_busy = 2000000000;
-  s.cpu_bytes_both_busy = 4500000000;
-  for (int i = 0; i < 200; ++i) limited.Add(s);
+  for (int i = 0; i < 200; ++i) limited.Add(CpuBesideAnIdleLink());
   EXPECT_EQ(limited.AheadFraction(), 1);
 }
 
 TEST(EstimatorTest, ALinkThatRanOutOfWorkSaysNothingOfTheRing) {
-  Estimator estimator;
-  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  Estimator estimator = SeededEstimator();
   StepSample s = Sample();
   s.link_bytes = 100000000;  // 2 ms of the 10, and nothing after them.
   s.link_bytes_both_busy = 0;
@@ -180,14 +188,9 @@ TEST(EstimatorTest, ALinkThatRanOutOfWorkSaysNothingOfTheRing) {
 }
 
 TEST(EstimatorTest, NoBeliefGoesBeyondAllOfDense) {
-  Estimator estimator;
-  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  Estimator estimator = SeededEstimator();
   for (int i = 0; i < 5; ++i) estimator.Add(Sample());
-  StepSample tail = Sample();
-  tail.both_busy_seconds = tail.link_busy_seconds = 0.05;
-  tail.link_bytes = tail.link_bytes_both_busy = 2000000000;
-  tail.cpu_bytes_both_busy = 4500000000;
-  for (int i = 0; i < 500; ++i) estimator.Add(tail);
+  for (int i = 0; i < 500; ++i) estimator.Add(CpuBesideAnIdleLink());
   EXPECT_EQ(estimator.AheadFraction(), 1);
   // What a small ring says is believed as soon as it would have been before.
   StepSample small = Sample();
@@ -223,8 +226,7 @@ TEST(EstimatorTest, ASeedWithOneRateOnlyHoldsForBoth) {
 }
 
 TEST(EstimatorTest, ADeviceThatIsTheBottleneckSaysNothingOfTheRing) {
-  Estimator estimator;
-  estimator.Seed({90e9, 90e9, 50e9, 40e9, 0});
+  Estimator estimator = SeededEstimator();
   StepSample s = Sample();
   s.link_busy_seconds = 0.102;
   s.link_bytes = 4100000000;
