@@ -119,8 +119,8 @@ class CudaOps final : public Ops {
   void WarmExperts();
   void WarmRouteFew(int k);
   // The kernels of the small operations, on rows of zeros in scratch memory; the ids that they read
-  // are zeros, too. WarmRows clears it.
-  void WarmRows();
+  // are zeros, too. WarmRowKernels clears it.
+  void WarmRowKernels();
   void WarmPrepare(const KvGeometry& kv);
 
   void CheckTokens(std::span<const TokenId> ids, const Matrix& table) const;

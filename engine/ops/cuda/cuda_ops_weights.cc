@@ -297,14 +297,14 @@ absl::Status CudaOps::WarmUp(const KvGeometry& kv, int num_heads) {
   WarmProducts(kv, num_heads);
   WarmLatentHeads(kv, num_heads);
   WarmExperts();
-  WarmRows();
+  WarmRowKernels();
   WarmPrepare(kv);
   attend_->WarmUp(kv, num_heads);
   Check(cudaStreamSynchronize(stream()), "warm-up");
   return device_.compute().TakeError();
 }
 
-void CudaOps::WarmRows() {
+void CudaOps::WarmRowKernels() {
   std::byte* scratch = Workspace<std::byte>(layout_.activated);
   constexpr size_t kPart = kWarmPartBytes;
   Check(cudaMemsetAsync(scratch, 0, 4 * kPart, stream()), "warm-up");
