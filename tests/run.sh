@@ -137,6 +137,7 @@ run_step() {
     style)
       check "clang-format" check_format || true
       check "rules of the tree" python3 -B tests/tidy/tidy_test.py || true
+      check "names in texts" python3 -B tests/tidy/names_test.py || true
       ;;
     release)
       if check "release: build" configure_and_build release; then run_ctest release --label-exclude "$left_out"; fi
