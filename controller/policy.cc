@@ -209,6 +209,12 @@ double DifferenceNear(const ShareTable& a, const ShareTable& b, uint32_t batch_s
 }
 
 Decision Decide(const PolicyOptions& options, const PolicyInput& input) {
+  // It may come from the worker, and a renewal would hand it back as it is.
+  if (input.in_force.has_value() && !input.in_force->Validate().ok()) {
+    PolicyInput without = input;
+    without.in_force.reset();
+    return Decide(options, without);
+  }
   Decision decision;
   ShareTable wanted = options.pin_share.has_value() ? roofline::ConstantTable(*options.pin_share)
                                                     : roofline::BuildShareTable(input.spec);

@@ -40,7 +40,8 @@ struct PolicyInput {
   uint64_t spilled_bytes = 0;
   // What the placement allows.
   roofline::ShareInterval allowed;
-  // The table that this controller has in force; nothing when the worker goes by its own.
+  // The table that this controller has in force; nothing when the worker goes by its own. One that
+  // breaks the rules of ShareTable counts as nothing.
   std::optional<roofline::ShareTable> in_force;
   // Whether the lease has to be renewed now.
   bool lease_due = false;

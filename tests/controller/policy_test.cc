@@ -236,13 +236,18 @@ TEST(PolicyTest, TotalAndSafeForAnyInput) {
     input.spilled_bytes = rng() >> (8 + rng() % 56);
     input.allowed = {any_double(-2, 0), any_double(-2, 0)};
     if (rng() % 2 == 0) input.in_force = roofline::ConstantTable(any_double(-2, 0));
+    if (input.in_force.has_value() && rng() % 4 == 0) {
+      input.in_force->buckets[0].points[0] = {rng() % 2, any_double(-2, 2)};
+      input.in_force->buckets.resize(rng() % 3, input.in_force->buckets[0]);
+    }
     input.lease_due = rng() % 2 == 0;
     input.num_steps_seen = 10;
     const Decision decision = Decide(PolicyOptions(), input);
     ASSERT_TRUE(decision.share >= 0 && decision.share <= 1) << i;
     ASSERT_TRUE(std::isfinite(decision.predicted_seconds)) << i;
-    if (decision.action != Action::kPush) continue;
+    if (decision.action == Action::kHold) continue;
     ASSERT_TRUE(decision.table.Validate().ok()) << decision.table.Validate();
+    if (decision.action == Action::kRenew) continue;
     if (input.spilled_bytes == 0) continue;
     ASSERT_LE(decision.predicted_seconds, 1.03 * decision.predicted_lowest_seconds * (1 + 1e-9))
         << i;
