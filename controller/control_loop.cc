@@ -16,6 +16,8 @@ constexpr uint64_t kMinSpilledBytes = 64 << 10;
 constexpr uint64_t kGrowth = 4;
 constexpr uint32_t kMinBatchCovered = 64;
 constexpr uint32_t kMaxBatchCovered = 1 << 16;
+// That say the same.
+constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
 
 double ObservedShare(const StepSample& sample) {
   const double done =
@@ -312,10 +314,19 @@ void ControlLoop::Push(const Decision& decision, const ShareState& share, Decisi
   if (!reply.ok()) {
     ++status_.update_errors;
     record.outcome = "error";
-    Log(LogLevel::kWarning, "share update failed",
-        {{"generation", update.generation}, {"status", reply.status().ToString()}});
+    // It is tried again at each tick, and what refuses it once does so as a rule.
+    if (reply.status() != logged_failure_ ||
+        clock_.Now() - logged_failure_at_ >= kBetweenWarnings) {
+      logged_failure_ = reply.status();
+      logged_failure_at_ = clock_.Now();
+      Log(LogLevel::kWarning, "share update failed",
+          {{"generation", update.generation},
+           {"status", reply.status().ToString()},
+           {"failures", status_.update_errors}});
+    }
     return;  // Whether it was taken shows in the worker's state at the next tick.
   }
+  logged_failure_ = absl::OkStatus();
   record.outcome = OutcomeName(reply->outcome);
   record.generation = reply->in_force.generation;
   status_.generation = reply->in_force.generation;

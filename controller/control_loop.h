@@ -121,6 +121,8 @@ class ControlLoop {
   uint64_t attempted_generation_ = 0;
   roofline::ShareTable attempted_table_;
   std::optional<absl::Time> accepted_at_;
+  absl::Status logged_failure_;  // Of the update before; OK when it was answered.
+  absl::Time logged_failure_at_ = absl::InfinitePast();
   // What shadow mode would have put in force.
   std::optional<roofline::ShareTable> shadow_table_;
   absl::Time shadow_at_;

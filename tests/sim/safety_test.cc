@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 
 #include "tests/sim/rig.h"
 #include "tests/support/seed.h"
@@ -36,6 +37,21 @@ TEST(SafetyTest, SomeGarbageDoesNotSpoilTheShare) {
   const KnownBest best = FindBest(rig.worker.machine, rig.worker.now());
   EXPECT_LE(RunStep(rig.worker.machine, rig.worker.now(), rig.worker.share_in_force()).step_seconds,
             1.03 * best.step_seconds);
+}
+
+TEST(SafetyTest, UpdatesThatAllFailDoNotFillTheLog) {
+  Rig rig({.lost_request_probability = 1});
+  ControlLoop& loop = rig.Start(LoopOptions());
+  ::testing::internal::CaptureStderr();
+  rig.RunFor(absl::Seconds(150));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_GT(loop.status().update_errors, 300u);
+  int lines = 0;
+  for (size_t at = log.find("share update failed"); at != std::string::npos;
+       at = log.find("share update failed", at + 1)) {
+    ++lines;
+  }
+  EXPECT_EQ(lines, 3) << log;  // At once, and each minute.
 }
 
 TEST(SafetyTest, ShadowNeverPushes) {
