@@ -26,9 +26,6 @@ using kernels::TileSizes;
 // and some hundreds of borders between sequences. What is more takes another pass.
 constexpr int64_t kSlicesMin = 1024;
 constexpr int64_t kArrayBytes = device::kMaxArgumentBytes;
-// Counters of slices that are done, for as many folds and KV heads.
-constexpr int64_t kArrivals = 16384;
-constexpr int64_t kArrivalBytes = kArrivals * sizeof(uint32_t);
 
 // Floats of a partial beside its values.
 constexpr int64_t kStateFloats = 2;
@@ -88,8 +85,8 @@ class CudaAttendImpl : public CudaAttend {
   }
 
  private:
-  std::byte* scratch() const { return workspace_.data() + kArrayBytes + kArrivalBytes; }
-  int64_t scratch_bytes() const { return workspace_.size_bytes() - kArrayBytes - kArrivalBytes; }
+  std::byte* scratch() const { return workspace_.data() + kArrayBytes; }
+  int64_t scratch_bytes() const { return workspace_.size_bytes() - kArrayBytes; }
   // The kernels for such a cache; the second has no launch where rows are always sliced.
   kernels::SliceKernel SliceKernelFor(const KvGeometry& kv);
   kernels::TileKernel TileKernelFor(const KvGeometry& kv);
@@ -383,7 +380,7 @@ void CudaAttendImpl::WarmUp(const KvGeometry& geometry, int num_heads) {
 }  // namespace
 
 int64_t CudaAttend::WorkspaceBytes(const OpsLimits& limits) {
-  return kArrayBytes + kArrivalBytes + PartialBytes(limits);
+  return kArrayBytes + PartialBytes(limits);
 }
 
 absl::StatusOr<std::unique_ptr<CudaAttend>> CudaAttend::Create(device::CudaDevice& device,
