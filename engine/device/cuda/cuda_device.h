@@ -63,6 +63,8 @@ class CudaQueue : public Queue {
   virtual uint64_t* AddStamp(double* seconds) = 0;
   // Remembers a failed call or launch; TakeError returns the first. `what` names it.
   virtual void Check(cudaError_t error, const char* what) = 0;
+  // The same of a library that has errors of its own.
+  virtual void Check(const absl::Status& status) = 0;
 };
 
 inline constexpr int64_t kMaxArgumentBytes = int64_t{1} << 20;

@@ -95,9 +95,7 @@ Event StreamQueue::Record() {
   const uint64_t ticket = last_ticket_.fetch_add(1, std::memory_order_relaxed) + 1;
   for (const uint64_t* word : {completed_here_, &words_->completed}) {
     if (word == nullptr) continue;
-    if (ops_.write64(stream_, DevicePointer(word), ticket, 0) != CUDA_SUCCESS) {
-      Check(cudaErrorUnknown, "cuStreamWriteValue64");
-    }
+    CheckDriver(ops_.write64(stream_, DevicePointer(word), ticket, 0), "cuStreamWriteValue64");
   }
   return Event{this, ticket};
 }
@@ -107,10 +105,8 @@ void StreamQueue::WaitFor(Event event) {
   const auto* other = static_cast<const StreamQueue*>(event.queue);
   const uint64_t* const word =
       other->completed_here_ != nullptr ? other->completed_here_ : &other->words_->completed;
-  if (ops_.wait64(stream_, DevicePointer(word), event.ticket, CU_STREAM_WAIT_VALUE_GEQ) !=
-      CUDA_SUCCESS) {
-    Check(cudaErrorUnknown, "cuStreamWaitValue64");
-  }
+  CheckDriver(ops_.wait64(stream_, DevicePointer(word), event.ticket, CU_STREAM_WAIT_VALUE_GEQ),
+              "cuStreamWaitValue64");
 }
 
 void StreamQueue::Copy(std::byte* to, const std::byte* from, int64_t size_bytes) {
@@ -175,9 +171,7 @@ void StreamQueue::WriteTimes() const {
 
 void StreamQueue::SetFlag(std::atomic<uint64_t>* flag, uint64_t value) {
   // The write comes after a fence of the whole system: what earlier kernels stored is there first.
-  if (ops_.write64(stream_, DevicePointer(flag), value, 0) != CUDA_SUCCESS) {
-    Check(cudaErrorUnknown, "cuStreamWriteValue64");
-  }
+  CheckDriver(ops_.write64(stream_, DevicePointer(flag), value, 0), "cuStreamWriteValue64");
 }
 
 void StreamQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
@@ -285,13 +279,22 @@ absl::StatusOr<std::unique_ptr<CapturedWork>> StreamQueue::EndCapture() {
 }
 
 void StreamQueue::Check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
+  if (error != cudaSuccess) Check(CudaStatus(error, what));
+}
+
+void StreamQueue::Check(const absl::Status& status) {
+  if (status.ok()) return;
   if (capturing_) {
-    if (capture_error_.ok()) capture_error_ = CudaStatus(error, what);
+    if (capture_error_.ok()) capture_error_ = status;
     return;
   }
   broken_.store(true, std::memory_order_release);
-  SetError(CudaStatus(error, absl::StrCat("queue ", name_, ": ", what)));
+  SetError(absl::Status(status.code(), absl::StrCat("queue ", name_, ": ", status.message())));
+}
+
+void StreamQueue::CheckDriver(CUresult result, const char* what) {
+  if (result == CUDA_SUCCESS) return;
+  Check(absl::InternalError(absl::StrCat(what, ": CUDA driver error ", static_cast<int>(result))));
 }
 
 void StreamQueue::SetError(absl::Status status) {

@@ -58,6 +58,7 @@ class StreamQueue final : public CudaQueue {
   uint32_t* counter_word() const override { return failed_word_ + 1; }
   uint64_t* AddStamp(double* seconds) override;
   void Check(cudaError_t error, const char* what) override;
+  void Check(const absl::Status& status) override;
 
  private:
   // Of an event, or of a kernel that stamps.
@@ -68,6 +69,7 @@ class StreamQueue final : public CudaQueue {
   };
   void WaitFlagHere(const std::atomic<uint64_t>* flag, uint64_t value, absl::Duration timeout);
   bool Passed(const PendingTime& pending) const;
+  void CheckDriver(CUresult result, const char* what);
   void SetError(absl::Status status);
 
   const std::string name_;

@@ -97,8 +97,8 @@ class CudaOps final : public Ops {
   template <typename Fill>
   absl::StatusOr<Matrix> MakeMatrix(std::byte* to, WeightType source, WeightFormat format,
                                     int64_t rows, int64_t cols, const Fill& fill);
-  // A product with matrix `w`; the caller sets the rest.
   kernels::ExpertWeights expert_weights(const Matrix& w) const;
+  // A product with matrix `w`; the caller sets the rest.
   BlasProduct ProductOf(int64_t num_rows, const void* x, int64_t x_stride, const Matrix& w, void* y,
                         int64_t y_stride) const;
   void Multiply(const BlasProduct& product);

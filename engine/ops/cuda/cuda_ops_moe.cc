@@ -68,8 +68,7 @@ void CudaOps::Multiply(const BlasProduct& product) {
           "matrix product of few rows");
     return;
   }
-  const absl::Status status = cublas_->Multiply(product);
-  if (!status.ok()) Check(cudaErrorUnknown, "matrix product");
+  device_.compute().Check(cublas_->Multiply(product));
 }
 
 std::optional<int64_t> CudaOps::SpacingOf(std::span<const Matrix> matrices) const {
