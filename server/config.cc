@@ -198,7 +198,7 @@ absl::Status CheckEngine(const WorkerFlags& flags, runtime::EngineOptions* engin
   if (engine->wait_limit == absl::ZeroDuration()) {
     return absl::InvalidArgumentError("--wait-limit: 0s would fail every step that waits");
   }
-  RETURN_IF_ERROR(Take("--request-time-limit", ParseTimeSpan(flags.request_time_limit, true),
+  RETURN_IF_ERROR(Take("--request-time-limit", ParseTimeLimit(flags.request_time_limit),
                        &engine->request_time_limit));
   return Take("--progress-interval", ParseTimeSpan(flags.progress_interval),
               &engine->progress_interval);
@@ -238,16 +238,14 @@ absl::StatusOr<WorkerConfig> Check(const WorkerFlags& flags) {
       Take("--drain-timeout", ParseTimeSpan(flags.drain_timeout), &config.drain_timeout));
   RETURN_IF_ERROR(
       Take("--shutdown-grace", ParseTimeSpan(flags.shutdown_grace), &config.shutdown_grace));
-  RETURN_IF_ERROR(
-      Take("--stall-limit", ParseTimeSpan(flags.stall_limit, true), &config.stall_limit));
+  RETURN_IF_ERROR(Take("--stall-limit", ParseTimeLimit(flags.stall_limit), &config.stall_limit));
   if (config.stall_limit < absl::Seconds(1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--stall-limit: ", absl::FormatDuration(config.stall_limit), " is below 1s"));
   }
-  RETURN_IF_ERROR(Take("--max-connection-age", ParseTimeSpan(flags.max_connection_age, true),
+  RETURN_IF_ERROR(Take("--max-connection-age", ParseTimeLimit(flags.max_connection_age),
                        &config.max_connection_age));
-  RETURN_IF_ERROR(Take("--max-connection-age-grace",
-                       ParseTimeSpan(flags.max_connection_age_grace, true),
+  RETURN_IF_ERROR(Take("--max-connection-age-grace", ParseTimeLimit(flags.max_connection_age_grace),
                        &config.max_connection_age_grace));
   const std::optional<LogLevel> level = ParseLogLevel(flags.log_level);
   if (!level.has_value()) {

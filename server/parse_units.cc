@@ -73,7 +73,7 @@ std::string FormatByteSize(double bytes) {
                    : absl::StrFormat("%.1f %s", bytes, kNames[unit]);
 }
 
-absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text, bool allow_infinite) {
+absl::StatusOr<absl::Duration> ParseTimeLimit(std::string_view text) {
   absl::Duration span;
   double seconds = 0;
   const std::string copy(text);
@@ -83,8 +83,12 @@ absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text, bool allow_i
     return Bad("time", text, "a time such as 500ms, 2s, 1h30m, or a number of seconds");
   }
   if (span < absl::ZeroDuration()) return Bad("time", text, "a time that is not negative");
-  if (span == absl::InfiniteDuration() && !allow_infinite)
-    return Bad("time", text, "a finite time");
+  return span;
+}
+
+absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text) {
+  ASSIGN_OR_RETURN(const absl::Duration span, ParseTimeLimit(text));
+  if (span == absl::InfiniteDuration()) return Bad("time", text, "a finite time");
   return span;
 }
 

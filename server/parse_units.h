@@ -16,8 +16,10 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 // "12.3 GiB", "640 B": the largest binary unit that leaves at least 1.
 std::string FormatByteSize(double bytes);
 
-// "2s", "500ms", "1h30m", or a plain number of seconds. Not negative; "inf" where `allow_infinite`.
-absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text, bool allow_infinite = false);
+// "2s", "500ms", "1h30m", or a plain number of seconds. Not negative, and finite.
+absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text);
+// The same, or "inf" for none.
+absl::StatusOr<absl::Duration> ParseTimeLimit(std::string_view text);
 
 // "0.3,0.75": two shares in [0, 1], the first not above the second.
 struct ShareBounds {

@@ -160,7 +160,7 @@ SequencePlacement InplaceKvCache::Placement(int slot) const {
 void InplaceKvCache::RemoveSequence(int slot) {
   Sequence& s = sequence(slot);
   CHECK(s.in_use) << "slot " << slot;
-  if (absl::Status status = PollCommits(slot, /*wait=*/true); !status.ok()) {
+  if (absl::Status status = AwaitCommits(slot); !status.ok()) {
     // The copy may still land, in a block that would have a new owner by then.
     CHECK(false) << "a commit did not end: " << status.ToString();
   }
@@ -195,7 +195,7 @@ absl::Status InplaceKvCache::ClearTailHalf(int slot, int half) {
   Sequence& s = sequence(slot);
   for (const PendingCommit& commit : s.pending) {
     if (commit.tail_half == half) {
-      RETURN_IF_ERROR(PollCommits(slot, /*wait=*/true));
+      RETURN_IF_ERROR(AwaitCommits(slot));
       break;
     }
   }
@@ -279,7 +279,7 @@ absl::StatusOr<WritePlan> InplaceKvCache::PrepareWrite(int slot, int num_tokens,
   // What went around the tail is readable only at home, so it has to be there.
   for (const PendingCommit& commit : s.pending) {
     if (commit.tail_half >= 0) continue;
-    RETURN_IF_ERROR(PollCommits(slot, /*wait=*/true));
+    RETURN_IF_ERROR(AwaitCommits(slot));
     break;
   }
   WritePlan plan{.slot = slot,
@@ -375,17 +375,21 @@ void InplaceKvCache::AbandonWrite(const WritePlan& plan) {
   s.layers_written = 0;
 }
 
-absl::Status InplaceKvCache::PollCommits(int slot, bool wait) {
+void InplaceKvCache::NoteCommits(int slot) {
   Sequence& s = sequence(slot);
-  size_t landed = 0;
-  for (; landed < s.pending.size(); ++landed) {
-    const PendingCommit& commit = s.pending[landed];
-    if (wait) RETURN_IF_ERROR(commit.landed.Wait(options_.wait_limit * 15));
-    if (!commit.landed.Done()) break;
-    blocks_.Seal(commit.block_id);
+  auto first_open = s.pending.begin();
+  for (; first_open != s.pending.end() && first_open->landed.Done(); ++first_open) {
+    blocks_.Seal(first_open->block_id);
   }
-  s.pending.erase(s.pending.begin(), s.pending.begin() + static_cast<int64_t>(landed));
+  s.pending.erase(s.pending.begin(), first_open);
   IndexSealed(s);
+}
+
+absl::Status InplaceKvCache::AwaitCommits(int slot) {
+  for (const PendingCommit& commit : sequence(slot).pending) {
+    RETURN_IF_ERROR(commit.landed.Wait(options_.wait_limit * 15));
+  }
+  NoteCommits(slot);
   return absl::OkStatus();
 }
 

@@ -129,8 +129,11 @@ class InplaceKvCache {
   void FinishWrite(const WritePlan& plan, std::span<const TokenId> tokens);
   // Instead, when the step failed: the sequence is as before.
   void AbandonWrite(const WritePlan& plan);
-  // Takes note of commits that have landed. With `wait` all of the sequence's have.
-  absl::Status PollCommits(int slot, bool wait);
+  // Takes note of commits that have landed.
+  void NoteCommits(int slot);
+  // The same when all of the sequence's have; waits for them. DEADLINE_EXCEEDED after fifteen times
+  // the wait limit.
+  absl::Status AwaitCommits(int slot);
 
   // What the sequence's queries of `plan` attend to, the tokens of the plan included.
   SequenceView View(int slot, const WritePlan& plan) const;

@@ -151,9 +151,10 @@ absl::Status CheckLayout(const std::vector<Entry>& entries, uint64_t data_bytes,
   const Entry* previous = nullptr;
   for (const Entry& entry : entries) {
     if (entry.begin != covered) {
-      const std::string before = previous == nullptr
-                                     ? "the data begins"
-                                     : absl::StrCat("tensor \"", previous->name, "\" ends");
+      const std::string before =
+          previous == nullptr
+              ? "the data begins"
+              : absl::StrCat("tensor \"", absl::Utf8SafeCEscape(previous->name), "\" ends");
       return absl::InvalidArgumentError(
           absl::StrCat(where, ": tensor \"", absl::Utf8SafeCEscape(entry.name),
                        "\" begins at data byte ", entry.begin, ", but ", before, " at ", covered,

@@ -161,18 +161,15 @@ absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, MicroBatche
   int workspace_used = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     const StepSlice& slice = slices[i];
-    absl::Status status = cache_->PollCommits(slice.slot, /*wait=*/false);
-    if (status.ok()) {
-      absl::StatusOr<kvcache::WritePlan> plan =
-          cache_->PrepareWrite(slice.slot, static_cast<int>(slice.tokens.size()), &workspace_used);
-      status = plan.status();
-      if (plan.ok()) step->plans.push_back(*std::move(plan));
-    }
-    if (!status.ok()) {
+    cache_->NoteCommits(slice.slot);
+    absl::StatusOr<kvcache::WritePlan> plan =
+        cache_->PrepareWrite(slice.slot, static_cast<int>(slice.tokens.size()), &workspace_used);
+    if (!plan.ok()) {
       *full_slice = static_cast<int>(i);
       Abandon(*step);
-      return status;
+      return plan.status();
     }
+    step->plans.push_back(*std::move(plan));
   }
   for (std::vector<int>& part : micro_batches) {
     std::vector<attention::StepSequence> sequences;

@@ -65,7 +65,7 @@ std::vector<int> AddBatch(AttentionRig& rig, int64_t shared_tokens,
       CHECK(status.ok()) << status.ToString();
       done += chunk;
     }
-    CHECK(rig.cache().cache().PollCommits(slot, /*wait=*/true).ok());
+    CHECK(rig.cache().cache().AwaitCommits(slot).ok());
     slots.push_back(slot);
   }
   return slots;

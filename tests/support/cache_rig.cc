@@ -96,7 +96,7 @@ void CacheRig::Remove(int slot) {
 
 absl::StatusOr<kvcache::WritePlan> CacheRig::Prepare(int slot, int num_tokens,
                                                      int* workspace_used) {
-  RETURN_IF_ERROR(cache_->PollCommits(slot, /*wait=*/false));
+  cache_->NoteCommits(slot);
   return cache_->PrepareWrite(slot, num_tokens, workspace_used);
 }
 

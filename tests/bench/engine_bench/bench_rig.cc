@@ -172,7 +172,7 @@ absl::Status BenchRig::AddFilled(int batch, int64_t context, int64_t more_blocks
     // Whole blocks only: the open tail begins with the first decoded token.
     for (int64_t done = 0; done < context / kBlockTokens * kBlockTokens;) {
       const int64_t count = std::min(chunk, context / kBlockTokens * kBlockTokens - done);
-      RETURN_IF_ERROR(cache().PollCommits(slot, /*wait=*/true));
+      RETURN_IF_ERROR(cache().AwaitCommits(slot));
       int workspace_used = 0;
       ASSIGN_OR_RETURN(const kvcache::WritePlan plan,
                        cache().PrepareWrite(slot, static_cast<int>(count), &workspace_used));
@@ -185,7 +185,7 @@ absl::Status BenchRig::AddFilled(int batch, int64_t context, int64_t more_blocks
       cache().FinishWrite(plan, std::vector<TokenId>(static_cast<size_t>(count), i + 1));
       done += count;
     }
-    RETURN_IF_ERROR(cache().PollCommits(slot, /*wait=*/true));
+    RETURN_IF_ERROR(cache().AwaitCommits(slot));
   }
   ChooseTokens();
   return absl::OkStatus();

@@ -48,7 +48,7 @@ TEST(InplaceKvCache, PlantedRelocationShowsUp) {
   CacheRig rig({.blocks = {0, 0, 4, 0}});
   const int slot = rig.Add(2);
   ASSERT_TRUE(rig.Append(slot, RandomTokens(1, 70)).ok());
-  ASSERT_TRUE(rig.cache().PollCommits(slot, true).ok());
+  ASSERT_TRUE(rig.cache().AwaitCommits(slot).ok());
   ASSERT_EQ(rig.blocks().moved_bytes(), 0);
   rig.cache().mutable_blocks().CountWrite(rig.cache().SealedBlocks(slot)[0], 1);
   EXPECT_EQ(rig.blocks().moved_bytes(), rig.geometry().block_bytes());
@@ -58,7 +58,7 @@ TEST(InplaceKvCache, FailureInTheMiddleOfAPlanChangesNothing) {
   CacheRig rig({.blocks = {1, 1, 1, 1}, .prefix_cache = false});
   const int slot = rig.Add(4);
   ASSERT_TRUE(rig.Append(slot, RandomTokens(1, 100)).ok());
-  ASSERT_TRUE(rig.cache().PollCommits(slot, true).ok());
+  ASSERT_TRUE(rig.cache().AwaitCommits(slot).ok());
   const Seen before = Look(rig, slot);
   for (const int chunk : {28 + 64 * 3, 300, 28 + 64 * 2, 28 + 64 * 2 + 1}) {
     int workspace_used = 1;
@@ -96,7 +96,7 @@ TEST_P(AbandonTest, TheSequenceIsAsItWas) {
         if (before > 0) {
           ASSERT_TRUE(rig.Append(slot, first).ok());
         }
-        ASSERT_TRUE(rig.cache().PollCommits(slot, true).ok());
+        ASSERT_TRUE(rig.cache().AwaitCommits(slot).ok());
         const Seen seen = Look(rig, slot);
         for (int round = 0; round < 2; ++round) {
           int workspace_used = 0;
@@ -168,7 +168,7 @@ TEST_F(SlowLinkTest, ReadersUseTheTailUntilTheCommitLands) {
   EXPECT_EQ(view.open[0].num_tokens, 64);
   EXPECT_EQ(view.open[1].num_tokens, 11);
   rig_.cache().AbandonWrite(*plan);
-  ASSERT_TRUE(rig_.cache().PollCommits(slot_, true).ok());
+  ASSERT_TRUE(rig_.cache().AwaitCommits(slot_).ok());
   EXPECT_EQ(SealedUnits(), 1);
   EXPECT_EQ(rig_.CheckContents(slot_), "");
 }

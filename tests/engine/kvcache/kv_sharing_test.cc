@@ -23,7 +23,7 @@ int Sequence(CacheRig& rig, const std::vector<TokenId>& tokens, int64_t* found =
   const int64_t matched = rig.Match(slot, tokens, length - 1);
   if (found != nullptr) *found = matched;
   EXPECT_TRUE(rig.Append(slot, std::span(tokens).subspan(static_cast<size_t>(matched))).ok());
-  EXPECT_TRUE(rig.cache().PollCommits(slot, true).ok());
+  EXPECT_TRUE(rig.cache().AwaitCommits(slot).ok());
   return slot;
 }
 
@@ -148,7 +148,7 @@ TEST(KvSharing, UnfinishedBlocksAreNotFound) {
   ASSERT_TRUE(rig.Append(a, tokens).ok());  // 32 ms on the link
   const int b = rig.Add(2);
   EXPECT_EQ(rig.Match(b, tokens, 64), 0);
-  ASSERT_TRUE(rig.cache().PollCommits(a, true).ok());
+  ASSERT_TRUE(rig.cache().AwaitCommits(a).ok());
   rig.Remove(b);
   const int c = rig.Add(2);
   EXPECT_EQ(rig.Match(c, tokens, 64), 64);
@@ -166,7 +166,7 @@ TEST(KvSharing, AbandonedTokensAreNotIndexed) {
   for (int layer = 0; layer < 2; ++layer) rig.WriteLayer(*plan, wrong, layer);
   rig.cache().AbandonWrite(*plan);
   ASSERT_TRUE(rig.Append(a, right).ok());
-  ASSERT_TRUE(rig.cache().PollCommits(a, true).ok());
+  ASSERT_TRUE(rig.cache().AwaitCommits(a).ok());
   for (const auto& [tokens, want] : {std::pair(wrong, 0), std::pair(right, 64)}) {
     const int slot = rig.Add(2);
     EXPECT_EQ(rig.Match(slot, tokens, 64), want);

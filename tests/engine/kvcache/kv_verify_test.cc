@@ -13,7 +13,7 @@ TEST(KvVerify, FindsOneFlippedBitAnywhereInASequence) {
   CacheRig rig({.blocks = {2, 2, 2, 2}, .prefix_cache = false});
   const int slot = rig.Add(8);
   ASSERT_TRUE(rig.Append(slot, RandomTokens(1, 500)).ok());
-  ASSERT_TRUE(rig.cache().PollCommits(slot, true).ok());
+  ASSERT_TRUE(rig.cache().AwaitCommits(slot).ok());
   std::array<int, kNumRegions> seen{};
   for (const int id : rig.cache().SealedBlocks(slot)) {
     const BlockPlace place = rig.blocks().home(id);
@@ -36,7 +36,7 @@ TEST(KvVerify, OffCostsNothingAndSaysNothing) {
   CacheRig rig({.blocks = {0, 0, 2, 0}, .verify = false});
   const int slot = rig.Add(2);
   ASSERT_TRUE(rig.Append(slot, RandomTokens(1, 64)).ok());
-  ASSERT_TRUE(rig.cache().PollCommits(slot, true).ok());
+  ASSERT_TRUE(rig.cache().AwaitCommits(slot).ok());
   const int id = rig.cache().SealedBlocks(slot)[0];
   const BlockPlace place = rig.blocks().home(id);
   rig.blocks().region(place.region).Address(0, place.index)[5] ^= std::byte{1};

@@ -91,7 +91,7 @@ class Batch {
                                               static_cast<int64_t>(tokens.size()) - 1);
       tokens.erase(tokens.begin(), tokens.begin() + known);
       EXPECT_TRUE(drivers_.back()->Feed(tokens, 64, false, {}).ok());
-      EXPECT_TRUE(cache.PollCommits(slots_.back(), /*wait=*/true).ok());
+      EXPECT_TRUE(cache.AwaitCommits(slots_.back()).ok());
     }
   }
 

@@ -43,7 +43,7 @@ TEST(ModelRunner, AChangedBlockNamesItsSequenceAndLeavesNothingBehind) {
     ASSERT_TRUE(good.Feed(Tokens(1, 127), 64, false, share).ok());
     ASSERT_TRUE(bad.Feed(Tokens(2, 130), 64, false, share).ok());
     for (const int slot : {good.slot(), bad.slot()}) {
-      ASSERT_TRUE(cache.PollCommits(slot, /*wait=*/true).ok());
+      ASSERT_TRUE(cache.AwaitCommits(slot).ok());
     }
     const std::vector<TokenId> next = {3};
     const auto step = [&](int* slice) {
