@@ -95,12 +95,7 @@ __global__ void __launch_bounds__(kThreads) CombineNormKernel(CombineCuda args) 
       sum += value * value;
     }
   }
-  sum = WarpSum(sum);
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0;
-#pragma unroll
-  for (int i = 0; i < kThreads / 32; ++i) sum += warp_sums[i];
+  sum = BlockSum(sum, warp_sums);
   const float factor = 1.0f / sqrtf(sum / static_cast<float>(args.hidden) + args.norm_eps);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {

@@ -49,12 +49,7 @@ __global__ void RmsNormKernel(int dim, const T* x, const float* weight, float ep
       sum += value * value;
     }
   }
-  sum = WarpSum(sum);
-  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0;
-#pragma unroll
-  for (int i = 0; i < kThreads / 32; ++i) sum += warp_sums[i];
+  sum = BlockSum(sum, warp_sums);
   const float factor = 1.0f / sqrtf(sum / static_cast<float>(dim) + eps);
   for (int d = threadIdx.x * kWidth; d < dim; d += kThreads * kWidth) {
     if constexpr (kVector) {

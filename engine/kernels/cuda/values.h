@@ -57,6 +57,19 @@ __device__ inline float WarpSum(float value) {
   return value;
 }
 
+// The same over a thread block; every thread gets the sum. Nobody else uses `warp_sums`, which is
+// shared memory, and all threads come here.
+template <int kWarps>
+__device__ inline float BlockSum(float value, float (&warp_sums)[kWarps]) {
+  value = WarpSum(value);
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = 0;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) value += warp_sums[i];
+  return value;
+}
+
 __device__ inline float SiLu(float value) { return value / (1.0f + expf(-value)); }
 
 inline bool IsAligned16(const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; }
