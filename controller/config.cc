@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <random>
 #include <utility>
@@ -80,13 +79,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
 }
 
 // Nothing when it went on; else what to leave with.
-std::optional<std::pair<std::string, int>> Parse(CLI::App& app, std::vector<std::string> args) {
-  CheckNumbers(app);
-  args = WithEmptyValues(args);
-  std::reverse(args.begin(), args.end());  // The order that this overload wants.
+std::optional<std::pair<std::string, int>> Parse(CLI::App& app,
+                                                 const std::vector<std::string>& args) {
   // The library's way to report --help as well as mistakes.
   try {
-    app.parse(std::move(args));
+    ParseArguments(app, args);
   } catch (const CLI::CallForHelp&) {
     return std::make_pair(app.help(), 0);
   } catch (const CLI::CallForVersion&) {

@@ -1,6 +1,5 @@
 #include "server/config.h"
 
-#include <algorithm>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -259,7 +258,7 @@ absl::StatusOr<WorkerConfig> Check(const WorkerFlags& flags) {
 
 }  // namespace
 
-ParsedConfig ParseWorkerConfig(std::vector<std::string> arguments) {
+ParsedConfig ParseWorkerConfig(const std::vector<std::string>& arguments) {
   constexpr int kUsageExitCode = 2;
   WorkerFlags flags;
   CLI::App app("Serves one model from one accelerator, with the KV cache spilled to host memory.",
@@ -272,13 +271,10 @@ ParsedConfig ParseWorkerConfig(std::vector<std::string> arguments) {
   // Otherwise a misspelt key of the file would be a setting that silently is not made.
   app.allow_config_extras(CLI::config_extras_mode::error);
   AddWorkerOptions(app, flags);
-  CheckNumbers(app);
   ParsedConfig parsed;
-  // CLI11 throws for errors and for --help alike, and takes the arguments from the back.
+  // CLI11 throws for errors and for --help alike.
   try {
-    arguments = WithEmptyValues(arguments);
-    std::reverse(arguments.begin(), arguments.end());
-    app.parse(std::move(arguments));
+    ParseArguments(app, arguments);
   } catch (const CLI::CallForHelp&) {
     parsed.message = app.help();
     return parsed;

@@ -45,6 +45,6 @@ struct ParsedConfig {
 };
 
 // `arguments` without the program's name.
-ParsedConfig ParseWorkerConfig(std::vector<std::string> arguments);
+ParsedConfig ParseWorkerConfig(const std::vector<std::string>& arguments);
 
 }  // namespace writescope::server

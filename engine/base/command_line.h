@@ -1,7 +1,9 @@
 // Arguments of a program, made ready for CLI11.
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace writescope {
@@ -31,6 +33,16 @@ void CheckNumbers(App& app) {
     if (type == "FLOAT") option->check(CheckDouble, "");
   }
   for (auto* subcommand : app.get_subcommands({})) CheckNumbers(*subcommand);
+}
+
+// Has a CLI::App with all its options parse the arguments, without the program's name, by both of
+// the above. Throws what CLI11 throws: for mistakes, and for --help and --version.
+template <typename App>
+void ParseArguments(App& app, const std::vector<std::string>& arguments) {
+  CheckNumbers(app);
+  std::vector<std::string> words = WithEmptyValues(arguments);
+  std::reverse(words.begin(), words.end());  // The order that this overload of parse wants.
+  app.parse(std::move(words));
 }
 
 }  // namespace writescope

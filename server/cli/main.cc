@@ -276,12 +276,9 @@ int Main(int argc, char** argv) {
   AddShare(app, &action);
   AddTokens(app, &action);
   AddPlan(app, &action);
-  CheckNumbers(app);
   // CLI11 throws for errors and for --help alike.
   try {
-    std::vector<std::string> arguments = WithEmptyValues({argv + 1, argv + argc});
-    std::reverse(arguments.begin(), arguments.end());  // The order that this overload wants.
-    app.parse(std::move(arguments));
+    ParseArguments(app, {argv + 1, argv + argc});
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
     return code == 0 ? kExitOk : kExitUsage;

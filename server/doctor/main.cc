@@ -1,7 +1,8 @@
 // writescope-doctor: measures this machine and says how to start a worker on it. `writescope
 // doctor` runs it.
-#include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -65,7 +66,10 @@ absl::Status Run(const Flags& flags) {
   std::ofstream out(flags.profile);
   out << roofline::MachineProfileToJson(diagnosis.profile) << "\n";
   out.close();  // What is still buffered may be what does not fit the disk.
-  if (!out) return absl::InternalError(absl::StrCat("cannot write ", flags.profile));
+  if (!out) {
+    return absl::InternalError(
+        absl::StrCat("cannot write ", flags.profile, ": ", std::strerror(errno)));
+  }
   std::printf("and --machine-profile=%s\n", flags.profile.c_str());
   return absl::OkStatus();
 }
@@ -80,12 +84,9 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"qwen3", "mixtral", "deepseek-v2-lite"}));
   app.add_option("--link-gbps", flags.link_gbps, "CPU device: pace of its simulated link");
   app.add_option("--write-profile", flags.profile, "Writes the measured machine profile there");
-  CheckNumbers(app);
   // CLI11 throws for errors and for --help alike.
   try {
-    std::vector<std::string> arguments = WithEmptyValues({argv + 1, argv + argc});
-    std::reverse(arguments.begin(), arguments.end());  // The order that this overload wants.
-    app.parse(std::move(arguments));
+    ParseArguments(app, {argv + 1, argv + argc});
   } catch (const CLI::ParseError& error) {
     constexpr int kExitUsage = 2;
     return app.exit(error) == 0 ? 0 : kExitUsage;
