@@ -20,6 +20,11 @@ constexpr double kMaxDevicePart = 0.8;
 constexpr double kAmple = 1.2;
 // A belief that cannot be tested gives way by this much a step.
 constexpr double kRelax = 1.02;
+// Of the D in which the link could stream all ahead: with less the CPU has a share that is worth a
+// push, a fifth of what it would be without any head start.
+constexpr double kAskAgain = 0.8;
+// Some steps that have asked bring the trust back: as many as it takes to see that D is another.
+constexpr double kTrustAgain = 1.1;
 // No step takes longer; a clock that jumped does.
 constexpr double kMaxStepSeconds = 3600;
 
@@ -54,6 +59,7 @@ Estimator::Estimator(const EstimatorOptions& options)
       device_(options.rate),
       ahead_(options.rate) {
   dense_.fill(RobustMean(options.dense));
+  trust_.fill(1);
 }
 
 void Estimator::Seed(const roofline::Rates& rates) {
@@ -96,8 +102,23 @@ void Estimator::AddDense(const StepSample& s) {
   // link: no more than an upper limit. To believe it would give the link time for everything, and
   // the share would stay at 0. Without any D the share does not, and D is measured.
   const bool no_query = s.spilled_bytes > 0 && s.cpu_bytes == 0;
-  if (no_query && !(dense.measured() && s.dense_seconds < dense.value())) return;
-  dense.Add(s.dense_seconds);
+  if (!no_query || (dense.measured() && s.dense_seconds < dense.value())) {
+    dense.Add(s.dense_seconds);
+  }
+  Doubt(s, no_query);
+}
+
+// A D in which all could be streamed ahead leaves the CPU without a query, and no such step tells
+// when the machine is no longer as slow as that. So the table believes it less and less, until the
+// CPU is asked again; and the more with each step that has asked.
+void Estimator::Doubt(const StepSample& s, bool no_query) {
+  double& trust = trust_[static_cast<size_t>(BucketOf(s.batch_size))];
+  if (!no_query) {
+    trust = std::min(1.0, trust * kTrustAgain);
+    return;
+  }
+  const double ahead_bytes = rates().link_alone * AheadFraction() * DenseSeconds(s.batch_size);
+  if (trust * ahead_bytes > kAskAgain * static_cast<double>(s.spilled_bytes)) trust /= kRelax;
 }
 
 void Estimator::AddSide(const SideSample& sample, Side& side) {
@@ -189,7 +210,8 @@ std::vector<roofline::BatchLoad> Estimator::BatchLoads(uint32_t max_batch,
   std::vector<roofline::BatchLoad> loads;
   for (int bucket = 0; bucket <= BucketOf(max_batch); ++bucket) {
     const uint32_t batch = 1u << bucket;
-    loads.push_back({batch, DenseSeconds(batch), ResidentSeconds(resident_bytes), AheadFraction()});
+    loads.push_back({batch, trust_[static_cast<size_t>(bucket)] * DenseSeconds(batch),
+                     ResidentSeconds(resident_bytes), AheadFraction()});
   }
   return loads;
 }

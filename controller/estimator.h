@@ -44,7 +44,8 @@ class Estimator {
   // Attention over `resident_bytes`; 0 before any was measured.
   double ResidentSeconds(uint64_t resident_bytes) const;
 
-  // Buckets 1, 2, 4, ... up to at least `max_batch`, for a table.
+  // Buckets 1, 2, 4, ... up to at least `max_batch`, for a table. D is less than DenseSeconds() where
+  // it leaves the CPU without a query for long, so that it comes to be measured.
   std::vector<roofline::BatchLoad> BatchLoads(uint32_t max_batch, uint64_t resident_bytes) const;
 
   // Steps with spilled KV that were used.
@@ -72,6 +73,7 @@ class Estimator {
   void AddSide(const SideSample& sample, Side& side);
   void AddAhead(const StepSample& sample);
   void AddDense(const StepSample& sample);
+  void Doubt(const StepSample& sample, bool no_query);
   static int BucketOf(uint32_t batch_size);
 
   EstimatorOptions options_;
@@ -80,6 +82,7 @@ class Estimator {
   RobustMean device_;
   RobustMean ahead_;
   std::array<RobustMean, kNumBuckets> dense_;
+  std::array<double, kNumBuckets> trust_;  // In D, in (0, 1], by the table
   uint64_t num_used_ = 0;
 };
 

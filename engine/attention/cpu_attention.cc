@@ -212,18 +212,19 @@ bool CpuAttention::ClaimParts(StepContext& step, int turn, Claim* claim) const {
       return true;
     }
   }
-  const MeetCursor::Claim swing = progress.swing.ClaimBack(
-      SwingClaimBlocks(progress.swing, step.attention(turn).runs.swing.num_blocks()));
+  const MeetCursor::Claim swing = progress.swing.ClaimBack(SwingClaimBlocks(
+      progress.swing, step.attention(turn).runs.swing.num_blocks(), step.num_workers));
   if (swing.count == 0) return false;
   claim->num_blocks = swing.count;
   step.attention(turn).runs.swing.Slice(swing.first, swing.count, &claim->parts);
   return true;
 }
 
-int64_t CpuAttention::SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks) const {
-  const int64_t part = swing.remaining_back() / (kClaimsPerWorker * options_.num_workers);
+int64_t CpuAttention::SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks,
+                                       int num_workers) const {
+  const int64_t part = swing.remaining_back() / (kClaimsPerWorker * num_workers);
   // Each claim costs a start. In a layer so large nobody waits long for the last twice as large.
-  const int64_t least = std::clamp(num_blocks / (kLeastClaimsPerWorker * options_.num_workers),
+  const int64_t least = std::clamp(num_blocks / (kLeastClaimsPerWorker * num_workers),
                                    claim_blocks_, last_claim_blocks_);
   return std::clamp(part, least, max_claim_blocks_);
 }
@@ -233,7 +234,7 @@ bool CpuAttention::HasPlenty(const StepContext& step, int turn) const {
   const int64_t host_left =
       step.host_blocks(turn) - progress.host_claimed.load(std::memory_order_relaxed);
   return std::max<int64_t>(host_left, 0) + progress.swing.remaining_back() >
-         2 * claim_blocks_ * options_.num_workers;
+         2 * claim_blocks_ * step.num_workers;
 }
 
 int64_t CpuAttention::AttendTurn(Worker& worker, StepContext& step, int turn) {

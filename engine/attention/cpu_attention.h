@@ -106,7 +106,7 @@ class CpuAttention {
   // False when nothing is left.
   bool ClaimParts(StepContext& step, int turn, Claim* claim) const;
   // Claims shrink towards the end of a layer.
-  int64_t SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks) const;
+  int64_t SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks, int num_workers) const;
   // Whether so much is left that a worker may hold two claims: the workers still end together.
   bool HasPlenty(const StepContext& step, int turn) const;
   // Asks at once for what a claim that was not made ahead begins with: the kernels fetch what comes

@@ -80,6 +80,7 @@ void HybridAttention::BeginStep(std::vector<StepAttention> micro_batches, const 
   step_.num_turns = options_.num_layers * step_.num_micro_batches();
   step_.epoch = ++epoch_;
   step_.handoff = plan.handoff && spilled_blocks > 0;
+  step_.num_workers = plan.num_workers > 0 ? plan.num_workers : num_workers();
   step_.guided = plan.meet && step_.handoff;
   // Of two micro-batches the CPU goes on with the other one's turn: there is no end to share.
   step_.cpu_reserve_bytes = step_.guided && micro_batches_.size() == 1 ? cpu_reserve_.bytes() : 0;
@@ -106,7 +107,7 @@ void HybridAttention::BeginStep(std::vector<StepAttention> micro_batches, const 
       CHECK_EQ(part.num_rows, static_cast<int>(part.rows.size()));
     }
     cpu_->ResetPartials(num_rows);
-    team_->Start([this](int worker) { cpu_->RunWorker(worker, step_); });
+    team_->Start(step_.num_workers, [this](int worker) { cpu_->RunWorker(worker, step_); });
   }
   pump_->Start(&step_);
 }

@@ -56,6 +56,7 @@ struct SharePlan {
   // Without it the CPU gets no query at all, and host runs are streamed: prefill, and steps that
   // are faster on the device alone.
   bool handoff = false;
+  int num_workers = 0;  // Of the CPU's, as many as attend; 0: all
 };
 
 // Engine thread. One step at a time.

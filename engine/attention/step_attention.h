@@ -78,6 +78,7 @@ struct StepContext {
   uint64_t epoch = 0;
   // Whether the CPU takes part. Otherwise host runs are streamed too.
   bool handoff = false;
+  int num_workers = 1;            // That claim
   bool guided = false;            // meet: claims of the link shrink towards the end
   int64_t cpu_reserve_bytes = 0;  // guided: the link leaves the last of a turn's swing list
   TurnProgress* turns = nullptr;  // [num_turns]

@@ -55,11 +55,13 @@ class TbbTeam final : public WorkerTeam {
   }
 
   int num_workers() const override { return num_workers_; }
-  void Start(std::function<void(int)> body) override {
+  using WorkerTeam::Start;
+  void Start(int count, std::function<void(int)> body) override {
+    CHECK(count >= 1 && count <= num_workers_) << count << " workers of " << num_workers_;
     // Before the body is touched: a worker of the last step may be calling it.
-    running_.Set(num_workers_);
+    running_.Set(count);
     body_ = std::move(body);
-    for (int worker = 0; worker < num_workers_; ++worker) {
+    for (int worker = 0; worker < count; ++worker) {
       arena_.enqueue([this, worker] {
         body_(worker);
         running_.Done();
@@ -93,11 +95,14 @@ class ThreadTeam final : public WorkerTeam {
   }
 
   int num_workers() const override { return static_cast<int>(threads_.size()); }
-  void Start(std::function<void(int)> body) override {
-    running_.Set(num_workers());
+  using WorkerTeam::Start;
+  void Start(int count, std::function<void(int)> body) override {
+    CHECK(count >= 1 && count <= num_workers()) << count << " workers of " << num_workers();
+    running_.Set(count);
     {
       std::lock_guard lock(mutex_);
       body_ = std::move(body);
+      count_ = count;
       ++generation_;
     }
     wake_.notify_all();
@@ -112,6 +117,7 @@ class ThreadTeam final : public WorkerTeam {
       wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
       if (generation_ == seen) return;
       seen = generation_;
+      if (worker >= count_) continue;
       lock.unlock();
       body_(worker);
       running_.Done();
@@ -123,6 +129,7 @@ class ThreadTeam final : public WorkerTeam {
   std::condition_variable wake_;
   bool stop_ = false;
   uint64_t generation_ = 0;
+  int count_ = 0;  // Of workers that the generation is of
   std::function<void(int)> body_;
   Running running_;
   std::vector<std::thread> threads_;

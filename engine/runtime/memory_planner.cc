@@ -107,6 +107,7 @@ class Planner {
   void FillDefaults() {
     EngineOptions& o = result_.options;
     const int cores = UsableCores();
+    if (o.cpu_workers > 0) o.tune_workers = false;
     if (o.cpu_workers == 0) o.cpu_workers = attention::DefaultWorkers(cores);
     if (o.device_threads == 0) o.device_threads = cores;
     if (o.prefill_chunk_tokens == 0) {

@@ -26,7 +26,8 @@ StepLoop::StepLoop(const EngineOptions& options, ModelRunner& runner, device::De
       share_(share),
       observer_(observer),
       on_end_(std::move(on_end)),
-      model_(std::move(model)) {
+      model_(std::move(model)),
+      tuner_(runner.attention().num_workers()) {
   state_.cpu_workers = runner_.attention().num_workers();
   state_.cut = options_.cut;
   Beat();

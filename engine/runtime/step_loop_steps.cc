@@ -163,6 +163,7 @@ void StepLoop::PlanHybrid(std::span<const int> slots, StepOptions* options,
   // A share of 0 is the roofline's word that the link is done before the CPU could help.
   share.handoff = share.cpu_share > 0;
   share.meet = options_.cut == CutMode::kMeet && share.handoff;
+  if (options_.tune_workers) share.num_workers = tuner_.num_workers();
   if (share.handoff && slots.size() > 1 && options_.micro_batching != MicroBatching::kOne) {
     MicroBatches halves = runner_.SplitInTwo(slots);
     std::array<StepModel::Part, 2> parts;
@@ -238,15 +239,9 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   }
   const int batch_size = static_cast<int>(requests.size());
   stats.micro_batches = result->micro_batches;
+  if (options.share.num_workers > 0) stats.cpu_workers = options.share.num_workers;
   ReportStep(StepKind::kDecode, 0, result->attention, step_s, batch_size, stats);
-  model_.LearnStep({.batch_size = batch_size,
-                    .micro_batches = result->micro_batches,
-                    .predicted_seconds = stats.predicted_step_seconds,
-                    .seconds = step_s,
-                    .part_dense_seconds = result->attention.device_dense_s / 2});
-  if (result->micro_batches == 1) model_.LearnDense(batch_size, result->attention.dense_s);
-  model_.LearnDeviceAttention(result->attention.resident_bytes + result->attention.link_bytes,
-                              result->attention.device_attention_s);
+  LearnFrom(*result, batch_size, stats.predicted_step_seconds, step_s);
   // Nobody may starve, also when the CPU leaves no idle time. Who had spilled blocks kept on the
   // device may have lost them to blocks of this step.
   stepping = resident;
@@ -255,6 +250,28 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
            !runner_.IsResident(request->slot);
   });
   if (pacer.num_steps() == 0 && !stepping.empty()) RunResident(stepping);
+}
+
+void StepLoop::LearnFrom(const StepResult& result, int batch_size, double predicted_s,
+                         double step_s) {
+  const attention::AttentionStats& attention = result.attention;
+  model_.LearnStep({.batch_size = batch_size,
+                    .micro_batches = result.micro_batches,
+                    .predicted_seconds = predicted_s,
+                    .seconds = step_s,
+                    .part_dense_seconds = attention.device_dense_s / 2});
+  if (result.micro_batches == 1) model_.LearnDense(batch_size, attention.dense_s);
+  model_.LearnDeviceAttention(attention.resident_bytes + attention.link_bytes,
+                              attention.device_attention_s);
+  if (!options_.tune_workers || attention.cpu_bytes == 0 || predicted_s <= 0) return;
+  const int before = tuner_.best();
+  if (tuner_.Learn({.batch_size = batch_size,
+                    .micro_batches = result.micro_batches,
+                    .cost = step_s / predicted_s})) {
+    state_.cpu_workers = tuner_.best();
+    Log(LogLevel::kInfo, "another number of CPU workers is faster",
+        {{"from", before}, {"to", tuner_.best()}});
+  }
 }
 
 void StepLoop::HandleStepError(const std::vector<ActiveRequest*>& requests,
@@ -341,7 +358,7 @@ void StepLoop::ReportStep(StepKind kind, int64_t prefill_tokens,
   stats.cpu_bytes_both_busy = attention.cpu_bytes_both_busy;
   stats.link_bytes_both_busy = attention.link_bytes_both_busy;
   stats.copies = attention.copies;
-  stats.cpu_workers = state_.cpu_workers;
+  if (stats.cpu_workers == 0) stats.cpu_workers = state_.cpu_workers;
   stats.observed_cpu_share =
       attention.spilled_bytes == 0
           ? 0

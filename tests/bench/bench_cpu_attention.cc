@@ -223,6 +223,7 @@ class Step {
     step.num_turns = num_layers_;
     step.epoch = 1;
     step.handoff = true;
+    step.num_workers = team.num_workers();
     step.turns = turns_.get();
     step.flags = (*cpu)->flags();
     for (int layer = 0; layer < num_layers_; ++layer) {

@@ -37,7 +37,8 @@ ROWS = {
               "us": float, "bytes": int, "flops": int, "of_read": float, "of_product": float},
     "serve": {"model": str, "batch": int, "context_tokens": int, "seconds": float, "tokens": int,
               "tokens_per_s": float, "step_ms": float, "steps": int, "steps_in_two": int,
-              "share": float, "prompt_tokens_per_s": float, "first_token_s": float,
+              "cpu_workers": int, "share": float, "prompt_tokens_per_s": float,
+              "first_token_s": float,
               "moved_bytes": int, "failed_steps": int},
 }
 # Fields that some files lack: without `batch` a layer holds one sequence, without `micro_batches` a

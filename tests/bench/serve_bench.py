@@ -112,7 +112,7 @@ def measure(bin_dir, work, addresses, batch, context, max_tokens):
             "tokens_per_s": tokens / seconds, "step_ms": 1e3 * batch * seconds / tokens,
             "steps": int(grown("steps_total")),
             "steps_in_two": int(grown("ping_pong_steps_total")),
-            "share": sum(shares) / len(shares),
+            "cpu_workers": int(last("worker_threads")), "share": sum(shares) / len(shares),
             "prompt_tokens_per_s": batch * context / (first.at - began.at),
             "first_token_s": (end("time_to_first_token_seconds_sum") -
                               began("time_to_first_token_seconds_sum")) / batch,

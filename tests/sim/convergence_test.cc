@@ -104,6 +104,26 @@ TEST(ConvergenceTest, AStartWithoutSharingIsNoTrap) {
   }
 }
 
+// A machine so busy that dense work takes as long as the link needs for everything: the share goes
+// to 0, and a step without a query for the CPU does not tell that the dense work is short again.
+TEST(ConvergenceTest, DenseWorkThatWasSlowForAWhileIsNoTrap) {
+  for (const Case& c : Cases()) {
+    for (const bool from_start : {false, true}) {
+      Rig rig;
+      rig.worker.machine = c.machine;
+      rig.worker.workload = [&c](absl::Duration) { return c.workload; };
+      rig.Start(LoopOptions());
+      if (!from_start) rig.RunFor(absl::Seconds(10));
+      rig.worker.machine.dense_per_layer +=
+          1.5 * c.workload.spilled_bytes / c.machine.link_alone / c.machine.num_layers;
+      rig.RunFor(absl::Seconds(20));
+      rig.worker.machine = c.machine;
+      rig.RunFor(absl::Seconds(60));
+      ExpectNearBest(rig.worker, absl::StrCat(c.name, from_start ? ", from the start" : ""));
+    }
+  }
+}
+
 TEST(ConvergenceTest, PredictsTheStepTime) {
   for (const Case& c : Cases()) {
     Rig rig;

@@ -140,6 +140,7 @@ class CpuAttentionTest : public testing::Test {
     step.num_turns = kNumLayers;
     step.epoch = 1;
     step.handoff = true;
+    step.num_workers = num_workers;
     step.turns = turns;
     step.flags = (*cpu)->flags();
     for (TurnProgress& turn : turns) turn.swing.Reset(attention_.runs.swing.num_blocks());

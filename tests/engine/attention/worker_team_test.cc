@@ -38,6 +38,19 @@ TEST_P(WorkerTeamTest, EveryWorkerOnceAStep) {
   }
 }
 
+TEST_P(WorkerTeamTest, AsManyAsAreAskedFor) {
+  const auto team = GetParam().create(5);
+  for (int step = 0; step < 300; ++step) {
+    const int count = 1 + step % 5;
+    std::vector<int> ran(5, 0);
+    team->Start(count, [&](int worker) { ++ran[static_cast<size_t>(worker)]; });
+    ASSERT_TRUE(team->AwaitDone(kLong));
+    for (int worker = 0; worker < 5; ++worker) {
+      ASSERT_EQ(ran[static_cast<size_t>(worker)], worker < count ? 1 : 0) << count << " workers";
+    }
+  }
+}
+
 TEST_P(WorkerTeamTest, AwaitDoneTimesOutWhileABodyRuns) {
   const auto team = GetParam().create(2);
   std::latch go(1);
