@@ -47,17 +47,19 @@ std::string MemoryText(const ModelShape& shape, const MachineProfile& profile,
   return text + "\n";
 }
 
-std::string RowText(int64_t context_tokens, const DecodePlan& plan) {
+std::string RowText(int64_t context_tokens, int64_t model_tokens, const DecodePlan& plan) {
   const auto tokens_per_s = [&plan](double step_seconds) {
     return step_seconds > 0 ? plan.tokens_per_second * plan.step_seconds / step_seconds : 0;
   };
-  return absl::StrFormat("%9d  %10s  %5.3f  %8.1f ms  %8.1f  %8.1f  %8.1f  %5.2fx%s\n",
+  const std::string too_long =
+      context_tokens > model_tokens ? absl::StrCat("  above the model's ", model_tokens) : "";
+  return absl::StrFormat("%9d  %10s  %5.3f  %8.1f ms  %8.1f  %8.1f  %8.1f  %5.2fx%s%s\n",
                          context_tokens, Bytes(plan.memory.spilled_kv_bytes), plan.share,
                          plan.step_seconds * 1e3, plan.tokens_per_second,
                          tokens_per_s(plan.stream_step_seconds),
                          tokens_per_s(plan.cpu_step_seconds),
                          plan.step_seconds > 0 ? plan.stream_step_seconds / plan.step_seconds : 0,
-                         plan.memory.fits_host ? "" : "  does not fit the host");
+                         plan.memory.fits_host ? "" : "  does not fit the host", too_long);
 }
 
 // What a worker takes beside weights and KV where it is told nothing else. Budgets of a few GiB are
@@ -104,7 +106,7 @@ absl::StatusOr<std::string> FormatPlan(const PlanFlags& flags) {
                           "  context     spilled  share         step   tokens/s    stream       "
                           "cpu  against stream\n");
     }
-    absl::StrAppend(&text, RowText(context, plan));
+    absl::StrAppend(&text, RowText(context, config.max_position_embeddings, plan));
   }
   return text;
 }

@@ -61,6 +61,11 @@ TEST(Plan, PredictsOrSaysWhatIsMissing) {
   EXPECT_THAT(*text, ::testing::HasSubstr("deepseek-v2-lite: 27 layers"));
   EXPECT_THAT(*text, ::testing::HasSubstr("\n     8192 "));
   EXPECT_THAT(*text, ::testing::HasSubstr("\n   160000 "));
+  EXPECT_THAT(*text, ::testing::Not(::testing::HasSubstr("above the model's")));
+  flags.context_tokens = {163'840, 163'841};
+  EXPECT_THAT(*FormatPlan(flags),
+              ::testing::ContainsRegex("163840 [^\n]*x\n +163841 [^\n]*x  above "
+                                       "the model's 163840\n$"));
   flags.vram_budget_bytes = int64_t{8} << 30;
   EXPECT_EQ(FormatPlan(flags).status().code(), absl::StatusCode::kResourceExhausted);
   flags.profile = deploy + "no-such-file.json";
