@@ -44,8 +44,8 @@ class Estimator {
   // Attention over `resident_bytes`; 0 before any was measured.
   double ResidentSeconds(uint64_t resident_bytes) const;
 
-  // Buckets 1, 2, 4, ... up to at least `max_batch`, for a table. D is less than DenseSeconds() where
-  // it leaves the CPU without a query for long, so that it comes to be measured.
+  // Buckets 1, 2, 4, ... up to at least `max_batch`, for a table. D is less than DenseSeconds()
+  // where it leaves the CPU without a query for long, so that it comes to be measured.
   std::vector<roofline::BatchLoad> BatchLoads(uint32_t max_batch, uint64_t resident_bytes) const;
 
   // Steps with spilled KV that were used.

@@ -189,7 +189,8 @@ void WorkerMetrics::MakeProcessMetrics(const MetricsInfo& info) {
                                   "Memory of the control group, less page cache to be dropped.");
   memory_limit_ =
       &registry_.Gauge("cgroup_memory_limit_bytes", "Limit of the control group; 0 without one.");
-  cpu_workers_ = &registry_.Gauge("worker_threads", "Threads of the CPU's attention, as many as attend now.");
+  cpu_workers_ =
+      &registry_.Gauge("worker_threads", "Threads of the CPU's attention, as many as attend now.");
   link_pace_ =
       &registry_.Gauge("link_pace_bytes_per_second", "Pace of the simulated link; 0 without one.");
   link_simulated_ = &registry_.Gauge("link_simulated", "1 when the link is simulated.");

@@ -68,9 +68,10 @@ void AddSplitOptions(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--share-interval", flags.share_interval,
                  "CPU shares that can be reached without moving a byte")
       ->group("Split");
-  app.add_option("--workers", flags.workers,
-                 "Threads of the CPU's attention; 0: usable cores - 2, at least 1, and of these as many "
-                 "as steps show to be best")
+  app.add_option(
+         "--workers", flags.workers,
+         "Threads of the CPU's attention; 0: usable cores - 2, at least 1, and of these as many "
+         "as steps show to be best")
       ->group("Split");
   app.add_option("--device-threads", flags.device_threads,
                  "Threads that stand in for the GPU on the CPU device; 0: all usable cores")

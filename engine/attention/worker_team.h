@@ -25,8 +25,8 @@ class WorkerTeam {
   virtual ~WorkerTeam() = default;
 
   virtual int num_workers() const = 0;
-  // Starts body(worker) for each worker in [0, count), which is 1 to num_workers(), the default. The
-  // last start must have ended.
+  // Starts body(worker) for each worker in [0, count), which is 1 to num_workers(), the default.
+  // The last start must have ended.
   virtual void Start(int count, std::function<void(int worker)> body) = 0;
   void Start(std::function<void(int worker)> body) { Start(num_workers(), std::move(body)); }
   // Whether every body has returned, within `timeout`.

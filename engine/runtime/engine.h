@@ -58,8 +58,8 @@ struct EngineOptions {
   int64_t ring_bytes = 0;        // 0: 256 MiB on CUDA, an eighth of the room on the CPU device
   // 0: usable cores - 2, at least 1; and of these as many attend as steps show to be best.
   int cpu_workers = 0;
-  bool tune_workers = true;      // Only where cpu_workers is 0
-  int device_threads = 0;        // CPU device: 0 is all usable cores
+  bool tune_workers = true;  // Only where cpu_workers is 0
+  int device_threads = 0;    // CPU device: 0 is all usable cores
   CutMode cut = CutMode::kMeet;
   MicroBatching micro_batching = MicroBatching::kAuto;
   // Interval of shares reachable without moving a byte: rigid host bytes are its lower end, rigid

@@ -7,7 +7,6 @@
 #include <functional>
 #include <random>
 
-
 namespace writescope::runtime {
 namespace {
 
@@ -31,7 +30,8 @@ class WorkerTunerTest : public ::testing::Test {
 // As many workers as have a core of their own; each more delays all of them.
 double Beside(int busy_cores, int workers) {
   const double free = 16 - busy_cores;
-  return 14.0 / std::min<double>(workers, free) * (workers > free ? 1 + 0.06 * (workers - free) : 1);
+  return 14.0 / std::min<double>(workers, free) *
+         (workers > free ? 1 + 0.06 * (workers - free) : 1);
 }
 
 TEST_F(WorkerTunerTest, BeginsWithAllAndStaysWhereMoreIsBetter) {
