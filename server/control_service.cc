@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/utf8.h"
@@ -17,6 +18,9 @@
 
 namespace writescope::server {
 namespace {
+
+// That say the same.
+constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
 
 class WatchCall final : public QueuedStream {
  public:
@@ -112,10 +116,12 @@ grpc::ServerUnaryReactor* ControlServiceImpl::SetCpuShare(grpc::CallbackServerCo
     }();
     if (!answer.ok()) {
       metrics_->CountShareUpdate("invalid");
-      Log(LogLevel::kWarning, "share table refused",
-          {{"controller_id", message.controller_id()},
-           {"generation", message.generation()},
-           {"message", answer.status().message()}});
+      if (IsNews(answer.status())) {
+        Log(LogLevel::kWarning, "share table refused",
+            {{"controller_id", message.controller_id()},
+             {"generation", message.generation()},
+             {"message", answer.status().message()}});
+      }
       if (runtime::ErrorReason(answer.status()).empty() &&
           absl::IsInvalidArgument(answer.status())) {
         return runtime::WithReason(answer.status(), "INVALID_PARAMETER");
@@ -134,6 +140,15 @@ grpc::ServerUnaryReactor* ControlServiceImpl::SetCpuShare(grpc::CallbackServerCo
   };
   return AnswerUnary<v1::SetCpuShareRequest, v1::SetCpuShareResponse>(context, request, response,
                                                                       nullptr, handle);
+}
+
+bool ControlServiceImpl::IsNews(const absl::Status& refusal) {
+  const absl::Time now = Clock::Real().Now();
+  absl::MutexLock lock(&mutex_);
+  if (refusal == logged_refusal_ && now - logged_refusal_at_ < kBetweenWarnings) return false;
+  logged_refusal_ = refusal;
+  logged_refusal_at_ = now;
+  return true;
 }
 
 void ControlServiceImpl::FillState(const runtime::Engine* engine,

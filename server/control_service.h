@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "server/engine_slot.h"
@@ -59,6 +60,10 @@ class ControlServiceImpl final
  private:
   void FillState(const runtime::Engine* engine, v1::GetWorkerStateResponse* reply) const;
 
+  // Whether the log lacks it: a controller tries again at each of its ticks, and is refused for the
+  // same reason.
+  bool IsNews(const absl::Status& refusal);
+
   const EngineSlot* const slot_;
   WorkerMetrics* const metrics_;
   StreamPump* const pump_;
@@ -68,6 +73,8 @@ class ControlServiceImpl final
   absl::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::weak_ptr<QueuedStream>> watchers_ ABSL_GUARDED_BY(mutex_);
+  absl::Status logged_refusal_ ABSL_GUARDED_BY(mutex_);
+  absl::Time logged_refusal_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace writescope::server

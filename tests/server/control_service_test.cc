@@ -95,6 +95,22 @@ TEST_F(ControlServiceTest, BadTablesAreInvalidArguments) {
   EXPECT_EQ(engine_->share().generation, 0);
 }
 
+TEST_F(ControlServiceTest, TheSameRefusalIsLoggedOnce) {
+  Start();
+  ::testing::internal::CaptureStderr();
+  for (const double share : {2, 2, 2, 3, 3, 2}) {
+    v1::SetCpuShareResponse response;
+    EXPECT_EQ(Set(Table(9, share), &response).error_code(), StatusCode::INVALID_ARGUMENT);
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  int lines = 0;
+  for (size_t at = log.find("share table refused"); at != std::string::npos;
+       at = log.find("share table refused", at + 1)) {
+    ++lines;
+  }
+  EXPECT_EQ(lines, 3) << log;
+}
+
 TEST_F(ControlServiceTest, WatchersSeeTheSteps) {
   Start();
   grpc::ClientContext context;
