@@ -117,9 +117,7 @@ class AmxLatent : public AmxScores<Tiles> {
                   const KvHeadBlock& block, const KvHeadBlock* next_block) {
     const int64_t lines = int64_t{args.k_dim} * 2;
     LinesAhead ahead(block, next_block, lines * kLineBytes, 0, kBlockAhead, false);
-    constexpr int kTileValues = kPanelRows * kTileTokens;
-    this->Score(block.k, args.k_dim, q, {scores_[0][0], kTileValues, kTileTokens}, ahead,
-                lines * 5 / 16);
+    ScoreLatent(block.k, args.k_dim, q, ahead, lines * 5 / 16);
     if (Weigh(args, rows, ahead, lines * 5 / 36)) RescaleTurned(args.v_dim, rows);
     PairWeights();
     if (rows.num_rows < num_panel_rows_) {
@@ -138,6 +136,36 @@ class AmxLatent : public AmxScores<Tiles> {
   // panel has a new one in nearly every block of a short sequence. Weights up to 2^8 are rounded as
   // those up to 1.
   static constexpr float kSlack = 8.0f;
+
+  // All 64 tokens at once, so that each query tile is loaded once: four sums, and K and the queries
+  // take turns in one register each.
+  void ScoreLatent(const std::byte* k, int k_dim, QueryTiles q, LinesAhead& ahead, int64_t lines) {
+    const int num_tiles = k_dim / kTileDims;
+    const int64_t token_step = num_tiles * kTileBytes;
+    FetchedLines fetched = ahead.Take(lines, int64_t{kTilesPerBlock} * num_tiles);
+    Tiles::template Zero<0>();
+    Tiles::template Zero<1>();
+    Tiles::template Zero<2>();
+    Tiles::template Zero<3>();
+    for (int tile = 0; tile < num_tiles; ++tile, k += kTileBytes) {
+      Tiles::template Load<5>(q[tile], kLineBytes);
+      ScoreTile<0>(k, fetched);
+      ScoreTile<1>(k + token_step, fetched);
+      ScoreTile<2>(k + 2 * token_step, fetched);
+      ScoreTile<3>(k + 3 * token_step, fetched);
+    }
+    Tiles::template Store<0>(scores_[0], kLineBytes);
+    Tiles::template Store<1>(scores_[1], kLineBytes);
+    Tiles::template Store<2>(scores_[2], kLineBytes);
+    Tiles::template Store<3>(scores_[3], kLineBytes);
+  }
+  template <int kSum>
+  static void ScoreTile(const std::byte* k, FetchedLines& fetched) {
+    Tiles::template Load<4>(k, kLineBytes);
+    FetchTile(k + kTileBytes, kLineBytes);
+    Tiles::template AddProducts<kSum, 5, 4>();
+    fetched.Step();
+  }
 
   // Softmax of all rows, where the scores are; whether any has a new maximum.
   bool Weigh(const FlatAttentionArgs& args, const WholeRows& rows, LinesAhead& ahead,
@@ -217,32 +245,25 @@ class AmxLatent : public AmxScores<Tiles> {
     Tiles::template Load<5>(weights_[1], kLineBytes);
     PairTokens(k, token_step, values_[0], fetched);
     PairTokens(k + 2 * token_step, token_step, values_[1], fetched);
-    for (int tile = 0; tile < num_tiles; tile += 2) {
-      AddTile<0, 1>(k, tile, num_tiles, token_step, fetched);
-      if (tile + 1 < num_tiles) AddTile<6, 7>(k, tile + 1, num_tiles, token_step, fetched);
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      const Sums sums = turned_ + 2 * tile;
+      const std::byte* const next = k + (tile + 1) * kTileBytes;
+      const bool is_last = tile + 1 == num_tiles;
+      Tiles::template Load<0>(sums[0], kLineBytes);
+      Tiles::template Load<1>(sums[1], kLineBytes);
+      Tiles::template Load<2>(values_[0][0], kLineBytes);
+      Tiles::template AddProducts<0, 2, 4>();
+      Tiles::template Load<3>(values_[0][1], kLineBytes);
+      Tiles::template AddProducts<1, 3, 4>();
+      if (!is_last) PairTokens(next, token_step, values_[0], fetched);
+      Tiles::template Load<2>(values_[1][0], kLineBytes);
+      Tiles::template AddProducts<0, 2, 5>();
+      Tiles::template Load<3>(values_[1][1], kLineBytes);
+      Tiles::template AddProducts<1, 3, 5>();
+      if (!is_last) PairTokens(next + 2 * token_step, token_step, values_[1], fetched);
+      Tiles::template Store<0>(sums[0], kLineBytes);
+      Tiles::template Store<1>(sums[1], kLineBytes);
     }
-  }
-  // 32 dims, whose values lie in values_, where those of the 32 dims after take their place.
-  template <int kEven, int kOdd>
-  WRITESCOPE_INLINE void AddTile(const std::byte* k, int tile, int num_tiles, int64_t token_step,
-                                 FetchedLines& fetched) {
-    const Sums sums = turned_ + 2 * tile;
-    const std::byte* const next = k + (tile + 1) * kTileBytes;
-    const bool is_last = tile + 1 == num_tiles;
-    Tiles::template Load<kEven>(sums[0], kLineBytes);
-    Tiles::template Load<kOdd>(sums[1], kLineBytes);
-    Tiles::template Load<2>(values_[0][0], kLineBytes);
-    Tiles::template Load<3>(values_[0][1], kLineBytes);
-    Tiles::template AddProducts<kEven, 2, 4>();
-    Tiles::template AddProducts<kOdd, 3, 4>();
-    if (!is_last) PairTokens(next, token_step, values_[0], fetched);
-    Tiles::template Load<2>(values_[1][0], kLineBytes);
-    Tiles::template Load<3>(values_[1][1], kLineBytes);
-    Tiles::template AddProducts<kEven, 2, 5>();
-    Tiles::template AddProducts<kOdd, 3, 5>();
-    if (!is_last) PairTokens(next + 2 * token_step, token_step, values_[1], fetched);
-    Tiles::template Store<kEven>(sums[0], kLineBytes);
-    Tiles::template Store<kOdd>(sums[1], kLineBytes);
   }
 
   // The sums of rows that do not see the block whole are put aside: no weight hides a NaN.

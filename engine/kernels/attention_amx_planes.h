@@ -61,10 +61,8 @@ class AmxPlanes : public AmxScores<Tiles> {
                  LinesAhead& ahead, int64_t lines) {
     const int64_t row_bytes = int64_t{args.v_dim} * 4;
     const int64_t half = kPanelRows * row_bytes;  // From the first 32 tokens to the others
-    Tiles::template Load<4>(v, row_bytes);
-    Tiles::template Load<5>(v + half, row_bytes);
-    Tiles::template Load<6>(weights_, sizeof(weights_[0]));
-    Tiles::template Load<7>(&weights_[0][kTileWords], sizeof(weights_[0]));
+    Tiles::template Load<3>(weights_, sizeof(weights_[0]));
+    Tiles::template Load<4>(&weights_[0][kTileWords], sizeof(weights_[0]));
     const int num_tiles = args.v_dim / kTileWords;
     FetchedLines fetched = ahead.Take(lines, 2 * num_tiles);
     for (int first = 0; first < num_tiles; first += kMaxSums) {
@@ -72,18 +70,10 @@ class AmxPlanes : public AmxScores<Tiles> {
       // A multiple of 32 dims: tiles come in pairs.
       for (int tile = 0; tile < count; tile += 2) {
         const std::byte* at = v + int64_t{first + tile} * kLineBytes;
-        const bool is_last = first + tile + 2 == num_tiles;
-        if (tile % 4 == 0) {
-          AddValueTile<0>(at, row_bytes, half, false, fetched);
-          AddValueTile<1>(at + kLineBytes, row_bytes, half, is_last, fetched);
-          Tiles::template Store<0>(sums_[tile], kLineBytes);
-          Tiles::template Store<1>(sums_[tile + 1], kLineBytes);
-        } else {
-          AddValueTile<2>(at, row_bytes, half, false, fetched);
-          AddValueTile<3>(at + kLineBytes, row_bytes, half, is_last, fetched);
-          Tiles::template Store<2>(sums_[tile], kLineBytes);
-          Tiles::template Store<3>(sums_[tile + 1], kLineBytes);
-        }
+        AddValueTile<0>(at, row_bytes, half, fetched);
+        Tiles::template Store<0>(sums_[tile], kLineBytes);
+        AddValueTile<1>(at + kLineBytes, row_bytes, half, fetched);
+        Tiles::template Store<1>(sums_[tile + 1], kLineBytes);
       }
       for (int i = 0; i < rows.num_rows; ++i) {
         const int r = rows.row[i];
@@ -97,19 +87,18 @@ class AmxPlanes : public AmxScores<Tiles> {
     }
   }
 
-  // 16 dims, which are in registers 4 and 5, where those of the 16 dims after take their place.
+  // 16 dims of all tokens. A line of V holds those of one pair of tokens.
   template <int kSum>
-  static void AddValueTile(const std::byte* v, int64_t row_bytes, int64_t half, bool is_last,
+  static void AddValueTile(const std::byte* v, int64_t row_bytes, int64_t half,
                            FetchedLines& fetched) {
-    const std::byte* const next = v + kLineBytes;
     Tiles::template Zero<kSum>();
-    FetchTile(next + kLineBytes, row_bytes);
-    Tiles::template AddProducts<kSum, 6, 4>();
-    if (!is_last) Tiles::template Load<4>(next, row_bytes);
+    Tiles::template Load<2>(v, row_bytes);
+    FetchTile(v + 2 * kLineBytes, row_bytes);
+    Tiles::template AddProducts<kSum, 3, 2>();
     fetched.Step();
-    FetchTile(next + kLineBytes + half, row_bytes);
-    Tiles::template AddProducts<kSum, 7, 5>();
-    if (!is_last) Tiles::template Load<5>(next + half, row_bytes);
+    Tiles::template Load<2>(v + half, row_bytes);
+    FetchTile(v + 2 * kLineBytes + half, row_bytes);
+    Tiles::template AddProducts<kSum, 4, 2>();
     fetched.Step();
   }
 
