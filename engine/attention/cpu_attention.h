@@ -109,8 +109,8 @@ class CpuAttention {
   int64_t SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks, int num_workers) const;
   // Whether so much is left that a worker may hold two claims: the workers still end together.
   bool HasPlenty(const StepContext& step, int turn) const;
-  // Asks at once for what a claim that was not made ahead begins with: the kernels fetch what comes
-  // after it.
+  // Asks for the very first lines of a claim that was not made ahead; the kernels fetch what comes
+  // after them.
   void FetchFirst(const StepContext& step, int turn, const Run& part) const;
   // `next` is what the worker attends to afterwards, or null.
   void AttendPart(Worker& worker, const StepContext& step, int turn, const Run& part,
