@@ -381,7 +381,7 @@ TEST(EngineTest, MoreThanTheCacheHoldsIsPausedOrReadAgainNotLost) {
     ASSERT_TRUE(engine->Submit(request, sinks.back()).ok());
   }
   for (const auto& sink : sinks) {
-    ASSERT_TRUE(sink->Await(absl::Seconds(120)));
+    ASSERT_TRUE(sink->Await(absl::Seconds(280)));
     EXPECT_TRUE(sink->status().ok()) << sink->status();
     EXPECT_EQ(sink->tokens().size(), 700u);
   }
