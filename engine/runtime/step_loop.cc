@@ -26,7 +26,10 @@ StepLoop::StepLoop(const EngineOptions& options, ModelRunner& runner, device::De
       share_(share),
       observer_(observer),
       on_end_(std::move(on_end)),
-      model_(std::move(model)),
+      planner_({.cut = options.cut,
+                .micro_batching = options.micro_batching,
+                .shares = {options.min_cpu_share, options.max_cpu_share}},
+               std::move(model)),
       tuner_(runner.attention().num_workers()) {
   state_.cpu_workers = runner_.attention().num_workers();
   state_.cut = options_.cut;

@@ -21,6 +21,7 @@
 #include "engine/runtime/resident_pacer.h"
 #include "engine/runtime/scheduler.h"
 #include "engine/runtime/step_model.h"
+#include "engine/runtime/step_planner.h"
 #include "engine/runtime/worker_tuner.h"
 
 namespace writescope::runtime {
@@ -71,7 +72,7 @@ class StepLoop {
   void StepResidentBetween(std::vector<ActiveRequest*>& resident, ResidentPacer& pacer,
                            const std::function<bool()>& still_waiting);
   // The share, and whether the step is one of two micro-batches.
-  void PlanHybrid(std::span<const int> slots, StepOptions* options, StepStats* stats) const;
+  void PlanHybrid(std::span<const int> slots, StepOptions* options, StepStats* stats);
   // What a hybrid step has shown.
   void LearnFrom(const StepResult& result, int batch_size, double predicted_s, double step_s);
   void TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
@@ -114,7 +115,7 @@ class StepLoop {
   Requests running_;  // In order of arrival; paused ones among them
   absl::flat_hash_map<RequestId, absl::Status> errors_;  // Of requests that end after this step
   EngineState state_;
-  StepModel model_;
+  StepPlanner planner_;
   WorkerTuner tuner_;
   StepTurns turns_;
   bool hybrid_running_ = false;  // Inside ModelRunner::Run of a decode step

@@ -1,6 +1,5 @@
 // The steps of StepLoop: prefill, decode over spilled KV, decode of resident sequences.
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -92,7 +91,8 @@ void StepLoop::RunDecode(const std::vector<ActiveRequest*>& requests) {
     slots.reserve(resident.size());
     for (const ActiveRequest* request : resident) slots.push_back(request->slot);
     StepStats step;
-    step.predicted_step_seconds = model_.PredictSeconds(batch_size, runner_.BytesOf(slots), 0);
+    step.predicted_step_seconds =
+        planner_.model().PredictSeconds(batch_size, runner_.BytesOf(slots), 0);
     const double began_s = device::NowSeconds();
     if (!RunResident(resident)) return;
     const double step_s = device::NowSeconds() - began_s;
@@ -152,38 +152,18 @@ void StepLoop::StepResidentBetween(std::vector<ActiveRequest*>& resident, Reside
   }
 }
 
-void StepLoop::PlanHybrid(std::span<const int> slots, StepOptions* options,
-                          StepStats* stats) const {
-  attention::SharePlan& share = options->share;
-  const StepModel::Part whole = {.batch_size = static_cast<int>(slots.size()),
-                                 .bytes = runner_.BytesOf(slots)};
-  share.cpu_share = share_.Lookup(whole.batch_size, whole.bytes.spilled, &stats->share_generation);
-  stats->predicted_step_seconds =
-      model_.PredictSeconds(whole.batch_size, whole.bytes, share.cpu_share);
-  // A share of 0 is the roofline's word that the link is done before the CPU could help.
-  share.handoff = share.cpu_share > 0;
-  share.meet = options_.cut == CutMode::kMeet && share.handoff;
-  if (options_.tune_workers) share.num_workers = tuner_.num_workers();
-  if (share.handoff && slots.size() > 1 && options_.micro_batching != MicroBatching::kOne) {
-    MicroBatches halves = runner_.SplitInTwo(slots);
-    std::array<StepModel::Part, 2> parts;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      std::vector<int> of_part;
-      for (const int slice : halves[i]) of_part.push_back(slots[static_cast<size_t>(slice)]);
-      parts[i] = {.batch_size = static_cast<int>(of_part.size()),
-                  .bytes = runner_.BytesOf(of_part)};
-    }
-    const StepModel::TwoParts two = model_.PlanTwoParts(parts, whole, share.cpu_share);
-    if (two.pays || options_.micro_batching == MicroBatching::kTwo) {
-      options->micro_batches = std::move(halves);
-      stats->predicted_step_seconds = two.seconds;
-      // The engine's own table is of whole steps; a controller or an operator has the last word.
-      if (stats->share_generation == 0) {
-        share.cpu_share = std::clamp(two.cpu_share, options_.min_cpu_share, options_.max_cpu_share);
-      }
-    }
-  }
-  stats->planned_cpu_share = share.cpu_share;
+void StepLoop::PlanHybrid(std::span<const int> slots, StepOptions* options, StepStats* stats) {
+  const StepBytes bytes = runner_.BytesOf(slots);
+  const double cpu_share =
+      share_.Lookup(static_cast<int>(slots.size()), bytes.spilled, &stats->share_generation);
+  // The engine's own table is of whole steps; a controller or an operator has the last word.
+  StepPlanner::Plan plan = planner_.PlanStep(
+      runner_, slots, bytes, {.cpu_share = cpu_share, .is_set = stats->share_generation != 0});
+  options->share = plan.share;
+  options->micro_batches = std::move(plan.micro_batches);
+  if (options_.tune_workers) options->share.num_workers = tuner_.num_workers();
+  stats->predicted_step_seconds = plan.predicted_seconds;
+  stats->planned_cpu_share = plan.share.cpu_share;
 }
 
 void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
@@ -255,14 +235,11 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
 void StepLoop::LearnFrom(const StepResult& result, int batch_size, double predicted_s,
                          double step_s) {
   const attention::AttentionStats& attention = result.attention;
-  model_.LearnStep({.batch_size = batch_size,
-                    .micro_batches = result.micro_batches,
-                    .predicted_seconds = predicted_s,
-                    .seconds = step_s,
-                    .part_dense_seconds = attention.device_dense_s / 2});
-  if (result.micro_batches == 1) model_.LearnDense(batch_size, attention.dense_s);
-  model_.LearnDeviceAttention(attention.resident_bytes + attention.link_bytes,
-                              attention.device_attention_s);
+  planner_.Learn({.batch_size = batch_size,
+                  .micro_batches = result.micro_batches,
+                  .predicted_seconds = predicted_s,
+                  .seconds = step_s},
+                 attention);
   if (!options_.tune_workers || attention.cpu_bytes == 0 || predicted_s <= 0) return;
   const int before = tuner_.best();
   if (tuner_.Learn({.batch_size = batch_size,

@@ -164,6 +164,14 @@ StepModel::TwoParts StepModel::PlanTwoParts(const std::array<Part, 2>& parts, co
   return two;
 }
 
+bool StepModel::HasChosen(int batch_size) const {
+  const Dense* dense = FindDense(batch_size);
+  const Kinds kinds = KindsOf(batch_size);
+  // One more than it takes to settle: the plan of that step was the first that could be of two.
+  return dense != nullptr && dense->num_steps > kSettledSteps && kinds.whole.known() &&
+         !kinds.is_trying_two();
+}
+
 roofline::ShareTable StepModel::Table(int64_t device_bytes, int64_t max_spilled_bytes) const {
   roofline::TableSpec spec;
   spec.rates = rates_;

@@ -58,6 +58,8 @@ class StepModel {
   };
   TwoParts PlanTwoParts(const std::array<Part, 2>& parts, const Part& whole,
                         double whole_share) const;
+  // Whether steps of this batch have shown what PlanTwoParts goes by; until then it tries.
+  bool HasChosen(int batch_size) const;
   // BestShare for every batch size that D is known of, beside a device region of `device_bytes`
   // that is read as a whole.
   roofline::ShareTable Table(int64_t device_bytes, int64_t max_spilled_bytes) const;

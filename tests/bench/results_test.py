@@ -43,9 +43,11 @@ ROWS = {
 }
 # Fields that some files lack: without `batch` a layer holds one sequence, without `micro_batches` a
 # step is one, without rates of a row its floor is from the ceilings; kernels are there where they
-# were recorded.
+# were recorded. Where the engine chose the micro-batches itself `micro_batches_asked` is "auto",
+# `micro_batches` is of the median step, and `steps_in_two` of the `steps` were taken in two.
 OPTIONAL = {"cpu_attention": {"batch": int},
-            "decode": {"micro_batches": int, "half_dense_ms": float, "c1_gbps": float,
+            "decode": {"micro_batches": int, "micro_batches_asked": str, "steps": int,
+                       "steps_in_two": int, "half_dense_ms": float, "c1_gbps": float,
                        "p1_gbps": float, "raw_c1_gbps": float, "raw_p1_gbps": float,
                        "kernels": float, "gpu_busy_ms": float, "gpu_idle_share": float}}
 ROWS["throttle"] = ROWS["retention"] = ROWS["chat"] = ROWS["decode"]
@@ -84,6 +86,9 @@ def problems(data):
             continue
         if not 0 <= row.get("gpu_idle_share", 0) < 1:
             found.append(f"row {number}: gpu_idle_share is no share")
+        if "micro_batches_asked" in row:
+            if not 0 <= row.get("steps_in_two", -1) <= row.get("steps", -1):
+                found.append(f"row {number}: steps_in_two is not of its steps")
         if "link_wait_share" in fields:
             if not 0 <= row["link_wait_share"] <= 1:
                 found.append(f"row {number}: link_wait_share is no share")
@@ -124,6 +129,11 @@ class ResultsTest(unittest.TestCase):
         self.assertEqual(problems(dict(good, rows=[dict(row, gpu_idle_share=0.05)])), [])
         self.assertTrue(problems(dict(good, rows=[dict(row, gpu_idle_share=1.5)])))
         self.assertTrue(problems(dict(good, rows=[dict(row, gpu_idle_share="little")])))
+        chosen = dict(row, micro_batches_asked="auto", steps=10, steps_in_two=4)
+        self.assertEqual(problems(dict(good, rows=[chosen])), [])
+        self.assertTrue(problems(dict(good, rows=[dict(chosen, steps_in_two=11)])))
+        del chosen["steps"]
+        self.assertTrue(problems(dict(good, rows=[chosen])))
         row = {key: kind() for key, kind in ROWS["prefill"].items()}
         prefill = dict(good, benchmark="prefill", rows=[row])
         self.assertEqual(problems(prefill), [])

@@ -292,6 +292,33 @@ absl::StatusOr<StepTiming> BenchRig::Decode(const attention::SharePlan& share, b
   return Step(0, slots_.size(), options, may_replay);
 }
 
+runtime::StepPlanner BenchRig::Planner(runtime::CutMode cut, const roofline::Rates& rates,
+                                       double dense_s) const {
+  runtime::StepModel model(
+      {.rates = rates,
+       .handoff_seconds = profile_.handoff_per_layer_seconds * config_.num_layers,
+       .num_layers = config_.num_layers,
+       .ring_bytes = sized_.options.ring_bytes});
+  model.LearnDense(batch(), dense_s);
+  return {{.cut = cut}, std::move(model)};
+}
+
+absl::StatusOr<StepTiming> BenchRig::DecodePlanned(runtime::StepPlanner& planner, double cpu_share,
+                                                   bool retain) {
+  runtime::StepPlanner::Plan plan =
+      planner.PlanStep(*runner_, slots_, runner_->BytesOf(slots_), {.cpu_share = cpu_share});
+  ASSIGN_OR_RETURN(StepTiming timing, Step(0, slots_.size(),
+                                           {.share = plan.share,
+                                            .retain_keep_free = retain ? 0 : -1,
+                                            .micro_batches = std::move(plan.micro_batches)}));
+  planner.Learn({.batch_size = batch(),
+                 .micro_batches = timing.micro_batches,
+                 .predicted_seconds = plan.predicted_seconds,
+                 .seconds = timing.step_s},
+                timing.attention);
+  return timing;
+}
+
 absl::StatusOr<StepTiming> BenchRig::DecodeFrom(int first, const attention::SharePlan& share) {
   return Step(static_cast<size_t>(first), slots_.size() - static_cast<size_t>(first),
               {.share = share});

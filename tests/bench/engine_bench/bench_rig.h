@@ -16,6 +16,7 @@
 #include "engine/runtime/memory_planner.h"
 #include "engine/runtime/model_runner.h"
 #include "engine/runtime/rate_probe.h"
+#include "engine/runtime/step_planner.h"
 
 namespace writescope::bench {
 
@@ -84,6 +85,13 @@ class BenchRig {
   // With `may_replay` resident steps go as graphs. In one or two micro-batches.
   absl::StatusOr<StepTiming> Decode(const attention::SharePlan& share, bool retain,
                                     bool may_replay = true, int micro_batches = 1);
+  // The same as the engine takes it by what it has learnt: the CPU's share of a step of the whole
+  // batch is `cpu_share`, in how many micro-batches the planner chooses.
+  absl::StatusOr<StepTiming> DecodePlanned(runtime::StepPlanner& planner, double cpu_share,
+                                           bool retain);
+  // An engine's own, that has learnt nothing but the rates and D of the batch.
+  runtime::StepPlanner Planner(runtime::CutMode cut, const roofline::Rates& rates,
+                               double dense_s) const;
   // The first sequence, all on the device, steps inside a step of the others, as the engine does
   // it.
   struct BesideTiming {

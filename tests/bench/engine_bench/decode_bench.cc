@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -20,6 +22,8 @@ namespace {
 // Few tokens, so that what is measured is all but attention.
 constexpr int64_t kDenseContext = 64;
 constexpr int64_t kSpilledLabelBytes = 2 * kGiB;
+// The engine has seen enough of both kinds of step in a third of these.
+constexpr int kMostStepsToChoose = 64;
 
 // 0 of none.
 double Quantile(std::vector<double> values, double quantile) {
@@ -27,6 +31,10 @@ double Quantile(std::vector<double> values, double quantile) {
   std::sort(values.begin(), values.end());
   const double at = quantile * static_cast<double>(values.size());
   return values[std::min(values.size() - 1, static_cast<size_t>(at))];
+}
+
+runtime::CutMode CutOf(const std::string& cut) {
+  return cut == "planned" ? runtime::CutMode::kPlanned : runtime::CutMode::kMeet;
 }
 
 attention::SharePlan PlanFor(const std::string& policy, const std::string& cut, double best_share) {
@@ -37,14 +45,34 @@ attention::SharePlan PlanFor(const std::string& policy, const std::string& cut, 
   return {.meet = cut == "meet", .cpu_share = best_share, .handoff = true};
 }
 
-absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& plan, bool may_replay,
-                                  int micro_batches, const DecodeOptions& options) {
-  std::vector<StepTiming> timings;
+using Timings = std::vector<StepTiming>;
+
+// What `decode` does options.steps times after the steps that warm up.
+absl::StatusOr<Timings> Repeat(const DecodeOptions& options,
+                               const std::function<absl::StatusOr<StepTiming>()>& decode) {
+  Timings timings;
   for (int i = 0; i < options.warmup_steps + options.steps; ++i) {
-    ASSIGN_OR_RETURN(StepTiming timing,
-                     rig.Decode(plan, options.retain, may_replay, micro_batches));
+    ASSIGN_OR_RETURN(StepTiming timing, decode());
     if (i >= options.warmup_steps) timings.push_back(std::move(timing));
   }
+  return timings;
+}
+
+// In as many micro-batches as the planner chooses, once it has seen steps enough, as that of a
+// worker has after some seconds.
+absl::StatusOr<Timings> RunAsChosen(BenchRig& rig, runtime::StepPlanner planner, double share,
+                                    const DecodeOptions& options) {
+  const auto decode = [&] { return rig.DecodePlanned(planner, share, options.retain); };
+  for (int i = 0; !planner.model().HasChosen(rig.batch()); ++i) {
+    if (i == kMostStepsToChoose) {
+      return absl::InternalError(absl::StrCat("no choice after ", i, " steps"));
+    }
+    RETURN_IF_ERROR(decode().status());
+  }
+  return Repeat(options, decode);
+}
+
+ResultRow RowOf(const BenchRig& rig, Timings timings) {
   std::sort(timings.begin(), timings.end(),
             [](const StepTiming& a, const StepTiming& b) { return a.step_s < b.step_s; });
   const StepTiming& median = timings[timings.size() / 2];
@@ -54,6 +82,9 @@ absl::StatusOr<ResultRow> Measure(BenchRig& rig, const attention::SharePlan& pla
   row.step_ms_min = 1e3 * timings.front().step_s;
   row.step_ms_max = 1e3 * timings.back().step_s;
   row.spilled_bytes = rig.SpilledBytes();
+  row.steps = static_cast<int>(timings.size());
+  row.steps_in_two = static_cast<int>(std::count_if(
+      timings.begin(), timings.end(), [](const StepTiming& t) { return t.micro_batches == 2; }));
   const double attended = static_cast<double>(stats.cpu_bytes + stats.link_bytes);
   row.share = attended > 0 ? static_cast<double>(stats.cpu_bytes) / attended : 0;
   row.tokens_per_s = rig.batch() / median.step_s;
@@ -90,7 +121,7 @@ roofline::Rates Mean(const roofline::Rates& a, const roofline::Rates& b) {
 struct Variant {
   std::string policy;
   std::string cut;  // "fixed" of all but hybrid
-  int micro_batches = 1;
+  std::string micro_batches = "1";
 };
 
 std::vector<Variant> VariantsOf(const DecodeOptions& options) {
@@ -101,7 +132,7 @@ std::vector<Variant> VariantsOf(const DecodeOptions& options) {
       continue;
     }
     for (const std::string& cut : options.cuts) {
-      for (const int micro_batches : options.micro_batches) {
+      for (const std::string& micro_batches : options.micro_batches) {
         variants.push_back({policy, cut, micro_batches});
       }
     }
@@ -129,14 +160,17 @@ absl::Status MeasureIdle(BenchRig& rig, KernelTimes& times, bool may_replay, int
 }
 
 void Print(const ResultRow& row) {
+  const std::string micro_batches =
+      row.is_auto ? absl::StrCat("auto, ", row.steps_in_two, " of ", row.steps, " steps in two")
+                  : absl::StrCat("x", row.micro_batches);
   std::printf(
-      "%4d x %-7ld %-7s %-8s x%d spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor "
+      "%4d x %-7ld %-7s %-8s %s spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor "
       "%9.2f"
       "  raw %9.2f  c1 %.1f p1 %.1f raw %.1f %.1f GB/s  dense %7.2f, of half %.2f  ratio %.3f  cpu "
       "%.1f link %.1f both %.1f gaps %.1f dev-att %.1f "
       "copies %d "
       "hand-off us out %.1f/%.1f back %.1f/%.1f device %.2f host %.2f GiB\n",
-      row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(), row.micro_batches,
+      row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(), micro_batches.c_str(),
       static_cast<double>(row.spilled_bytes) / static_cast<double>(kGiB), row.share, row.step_ms,
       row.step_ms_min, row.step_ms_max, row.floor_ms, row.floor_raw_ms,
       row.rates.cpu_with_link / 1e9, row.rates.link_with_cpu / 1e9,
@@ -210,9 +244,21 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
       const roofline::BestShareResult best = roofline::BestShare(load, before.kernels);
       const roofline::BestShareResult best_parts =
           roofline::BestPingPong(parts_load, before.kernels, half_dense_s);
-      const double share = micro_batches == 2 ? best_parts.share : best.share;
-      ASSIGN_OR_RETURN(ResultRow row, Measure(rig, PlanFor(policy, cut, share), policy != "plain",
-                                              micro_batches, options));
+      const int parts = micro_batches == "2" ? 2 : 1;
+      const attention::SharePlan plan =
+          PlanFor(policy, cut, parts == 2 ? best_parts.share : best.share);
+      const bool may_replay = policy != "plain";
+      const auto decode = [&rig, &options, &plan, may_replay, parts] {
+        return rig.Decode(plan, options.retain, may_replay, parts);
+      };
+      // Of steps over resident KV there is nothing to choose.
+      const bool chooses = micro_batches == "auto" && rig.SpilledBytes() > 0;
+      ASSIGN_OR_RETURN(Timings timings,
+                       chooses ? RunAsChosen(rig, rig.Planner(CutOf(cut), before.kernels, dense_s),
+                                             best.share, options)
+                               : Repeat(options, decode));
+      ResultRow row = RowOf(rig, std::move(timings));
+      row.is_auto = micro_batches == "auto";
       row.model = rig.config().architecture;
       row.batch = point.batch;
       row.context_tokens = point.context;
@@ -233,8 +279,8 @@ absl::StatusOr<std::vector<ResultRow>> RunDecode(BenchRig& rig, const DecodeOpti
       row.host_bytes_peak = rig.PeakHostBytes();
       row.kv_fill = kv_fill;
       row.resident = row.spilled_bytes < kSpilledLabelBytes;
-      if (kernel_times != nullptr && row.spilled_bytes == 0 && micro_batches == 1) {
-        RETURN_IF_ERROR(MeasureIdle(rig, *kernel_times, policy != "plain", options.steps, &row));
+      if (kernel_times != nullptr && row.spilled_bytes == 0 && parts == 1) {
+        RETURN_IF_ERROR(MeasureIdle(rig, *kernel_times, may_replay, options.steps, &row));
       }
       Print(row);
       rows.push_back(std::move(row));

@@ -24,10 +24,10 @@ struct DecodeOptions {
   // hybrid, stream (all spilled KV goes to the device), cpu (all of it stays), static (half), plain
   // (hybrid, with resident steps submitted call by call).
   std::vector<std::string> policies;
-  std::vector<std::string> cuts;         // For hybrid: meet, planned
-  std::vector<int> micro_batches = {1};  // For hybrid: 1, 2
+  std::vector<std::string> cuts;                   // For hybrid: meet, planned
+  std::vector<std::string> micro_batches = {"1"};  // For hybrid: 1, 2, auto
   int steps = 10;
-  int warmup_steps = 3;
+  int warmup_steps = 3;  // With auto after those in which the engine comes to its choice
   bool real_prefill = false;
   bool retain = false;
   // Resident steps once more with a record of all kernels, for the time in which none ran.

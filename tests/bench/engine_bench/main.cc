@@ -85,6 +85,9 @@ runtime::EngineOptions EngineOptionsOf(const Flags& flags, double vram_budget_gi
   return options;
 }
 
+// Of steps that are all taken in one or all in two micro-batches.
+int Number(const DecodeOptions& options) { return options.micro_batches[0] == "2" ? 2 : 1; }
+
 // The rows of a benchmark of steps, by its name.
 absl::StatusOr<std::vector<ResultRow>> RunSteps(BenchRig& rig, const std::string& benchmark,
                                                 const std::vector<Point>& points,
@@ -96,7 +99,7 @@ absl::StatusOr<std::vector<ResultRow>> RunSteps(BenchRig& rig, const std::string
   std::vector<ResultRow> all;
   for (const Point& point : points) {
     absl::StatusOr<std::vector<ResultRow>> rows =
-        benchmark == "throttle" ? RunThrottle(rig, point, options.cuts[0], options.micro_batches[0])
+        benchmark == "throttle" ? RunThrottle(rig, point, options.cuts[0], Number(options))
         : benchmark == "chat"   ? RunChat(rig, point)
                                 : RunRetention(rig, point);
     RETURN_IF_ERROR(rows.status());
@@ -137,7 +140,7 @@ absl::Status RunWithBudget(const Flags& flags, const std::string& benchmark, dou
       const std::string path =
           absl::StrCat(flags.svg, "-", point.batch, "x", point.context, ".svg");
       ASSIGN_OR_RETURN(const std::string text,
-                       WriteTimeline(*rig, point, flags.decode.micro_batches[0], path));
+                       WriteTimeline(*rig, point, Number(flags.decode), path));
       std::printf("%s", text.c_str());
     }
     return absl::OkStatus();
@@ -171,9 +174,11 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"hybrid", "stream", "cpu", "static", "plain"}));
   decode->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
   decode
-      ->add_option("--micro-batches", flags.decode.micro_batches,
-                   "hybrid: 1, 2 or both, one after the other")
-      ->check(CLI::IsMember({1, 2}));
+      ->add_option(
+          "--micro-batches", flags.decode.micro_batches,
+          "hybrid: 1, 2, auto (as a worker chooses by its steps) or several, one after the "
+          "other")
+      ->check(CLI::IsMember({"1", "2", "auto"}));
   decode->add_option("--steps", flags.decode.steps)->check(CLI::Range(1, 1000));
   decode->add_option("--warmup-steps", flags.decode.warmup_steps)->check(CLI::Range(0, 1000));
   decode->add_flag("--real-prefill", flags.decode.real_prefill,
@@ -187,14 +192,14 @@ int Main(int argc, char** argv) {
   AddCommon(throttle, flags);
   throttle->add_option("--cut", flags.decode.cuts)->check(CLI::IsMember({"meet", "planned"}));
   throttle->add_option("--micro-batches", flags.decode.micro_batches[0])
-      ->check(CLI::IsMember({1, 2}));
+      ->check(CLI::IsMember({"1", "2"}));
   AddCommon(app.add_subcommand("retention", "All sequences of a point but the last leave"), flags);
   AddCommon(app.add_subcommand("chat", "A short sequence on the device beside a point's batch"),
             flags);
   CLI::App* timeline = app.add_subcommand("timeline", "A picture of a step");
   AddCommon(timeline, flags);
   timeline->add_option("--micro-batches", flags.decode.micro_batches[0])
-      ->check(CLI::IsMember({1, 2}));
+      ->check(CLI::IsMember({"1", "2"}));
   timeline->add_option("--svg", flags.svg, "Files are named by it and the point");
   CLI11_PARSE(app, argc, argv);
   std::string command = "writescope-bench";

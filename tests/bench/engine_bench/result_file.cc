@@ -46,6 +46,11 @@ nlohmann::json ToJson(const ResultRow& row) {
                          {"handoff_out_p99_us", row.handoff_out_p99_us},
                          {"handoff_back_us", row.handoff_back_us},
                          {"handoff_back_p99_us", row.handoff_back_p99_us}};
+  if (row.is_auto) {
+    json["micro_batches_asked"] = "auto";
+    json["steps"] = row.steps;
+    json["steps_in_two"] = row.steps_in_two;
+  }
   if (row.half_dense_ms > 0) json["half_dense_ms"] = row.half_dense_ms;
   if (row.rates.cpu_with_link > 0) {
     json["c1_gbps"] = row.rates.cpu_with_link / kGiga;

@@ -18,8 +18,11 @@ struct ResultRow {
   int64_t aggregate_tokens = 0;
   std::string policy;
   std::string cut;
-  int micro_batches = 1;
-  double share = 0;  // Of the spilled bytes, what the CPU attended to
+  int micro_batches = 1;  // Of the median step
+  bool is_auto = false;   // As the engine chooses; then also
+  int steps = 0;          // that were measured,
+  int steps_in_two = 0;   // and of these in two micro-batches
+  double share = 0;       // Of the spilled bytes, what the CPU attended to
   int64_t spilled_bytes = 0;
   double step_ms = 0;  // Median
   double step_ms_min = 0;

@@ -266,6 +266,32 @@ TEST_F(StepModelTrial, StepsOfTheWholeBatchAreTriedBesideThoseInTwo) {
   EXPECT_TRUE(PlanHalves().pays);
 }
 
+// As a worker's steps come: those of the whole batch until its D is known, those in two until they
+// have told, and one more of the whole batch.
+TEST(StepModel, HasChosenWhenStepsOfEveryKindThatMayPayHaveTold) {
+  for (const int64_t spilled : {300'000'000, 60'000'000}) {  // Two parts may pay, and may not.
+    StepModel model(Options());
+    EXPECT_FALSE(model.HasChosen(16));
+    model.LearnDense(16, 0.020);
+    const StepModel::Part half = {.batch_size = 8, .bytes = {.spilled = spilled}};
+    int taken[3] = {};
+    while (!model.HasChosen(16) && taken[1] + taken[2] < 100) {
+      const int parts = Plan(model, {half, half}).pays ? 2 : 1;
+      ++taken[parts];
+      model.LearnStep({.batch_size = 16,
+                       .micro_batches = parts,
+                       .predicted_seconds = 0.040,
+                       .seconds = 0.040,
+                       .part_dense_seconds = 0.014});
+      if (parts == 1) model.LearnDense(16, 0.020);
+    }
+    EXPECT_EQ(taken[1], 8) << spilled;
+    EXPECT_EQ(taken[2], spilled == 300'000'000 ? 8 : 0);
+    EXPECT_EQ(Plan(model, {half, half}).pays, taken[2] > 0);
+    EXPECT_FALSE(model.HasChosen(64));
+  }
+}
+
 TEST(StepModel, ATableBeforeAnyStepIsThatOfNoDenseTime) {
   const StepModel model(Options());
   const roofline::ShareTable table = model.Table(0, 0);
