@@ -16,6 +16,8 @@
 namespace writescope::model {
 namespace {
 
+constexpr char kHeadName[] = "lm_head.weight";
+
 // Another way to write a tensor: as whole tensor `name` of `shape`, or as a part of it.
 struct Spelling {
   std::string name;
@@ -161,6 +163,12 @@ class Binder {
     return Part(*whole, spec, spelling);
   }
 
+  // A tensor that was bound and whose values are those of another one.
+  void LeaveUnused(const TensorView& tensor) {
+    used_.erase(tensor.name);
+    unused_.insert(tensor.name);
+  }
+
   // The checkpoint's tensors that were bound, once nothing is missing or left over.
   absl::StatusOr<std::vector<TensorView>> Finish() const {
     std::vector<std::string> unknown;
@@ -168,7 +176,7 @@ class Binder {
     for (const TensorView& tensor : checkpoint_.tensors()) {
       if (used_.contains(tensor.name)) {
         bound.push_back(tensor);
-      } else if (!IsKnownBuffer(tensor.name)) {
+      } else if (!unused_.contains(tensor.name) && !IsKnownBuffer(tensor.name)) {
         unknown.push_back(tensor.name);
       }
     }
@@ -222,8 +230,38 @@ class Binder {
   const ModelConfig& config_;
   const Checkpoint& checkpoint_;
   absl::flat_hash_set<std::string> used_;
+  absl::flat_hash_set<std::string> unused_;
   std::vector<std::string> missing_;
 };
+
+bool SameValues(const TensorView& a, const TensorView& b) {
+  return a.dtype == b.dtype && a.bytes.size() == b.bytes.size() &&
+         std::equal(a.bytes.begin(), a.bytes.end(), b.bytes.begin());
+}
+
+// A file can hold a head although config.json says that it is the embeddings. Where the two are
+// equal only the embeddings are kept. Where they differ one of config.json and the file is wrong;
+// like transformers 5 we believe the file, which was trained (transformers 4 ignores its head).
+absl::Status BindTiedHead(const ModelConfig& config, Binder& binder, ModelWeights& weights) {
+  TensorSpec spec{TensorRole::kLmHead, -1, -1, kHeadName, {}};
+  spec.shape = {config.vocab_size, config.hidden_size};
+  weights.lm_head = weights.embed;
+  if (weights.checkpoint.Find(kHeadName) == nullptr || weights.embed.name == kHeadName) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(TensorView head, binder.Bind(spec));
+  if (SameValues(head, weights.embed)) {
+    binder.LeaveUnused(head);
+    return absl::OkStatus();
+  }
+  Log(LogLevel::kWarning,
+      absl::StrCat(weights.checkpoint.model_dir(), ": config.json has tie_word_embeddings, but ",
+                   head.name, " is in the checkpoint and is not equal to ", weights.embed.name,
+                   "; it is used, as if tie_word_embeddings were false. Programs that ignore it "
+                   "give other answers"));
+  weights.lm_head = std::move(head);
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -233,22 +271,19 @@ absl::StatusOr<ModelWeights> LoadWeights(const std::string& model_dir, const Mod
   ModelWeights weights{{}, {}, {}, {}, {}, std::move(checkpoint)};
   weights.layers.resize(config.num_layers);
   Binder binder(config, weights.checkpoint);
-  for (const TensorSpec& spec : ExpectedTensors(config)) {
+  for (TensorSpec& spec : ExpectedTensors(config)) {
+    // Of two tied tensors a file may keep either.
+    const bool tied = config.tie_word_embeddings && spec.role == TensorRole::kEmbed;
+    if (tied && weights.checkpoint.Find(spec.name) == nullptr &&
+        weights.checkpoint.Find(kHeadName) != nullptr) {
+      spec.name = kHeadName;
+    }
     ASSIGN_OR_RETURN(TensorView view, binder.Bind(spec));
     TensorView& slot = spec.layer < 0 ? OuterSlot(weights, spec.role)
                                       : LayerSlot(weights.layers[spec.layer], spec);
     slot = std::move(view);
   }
-  if (config.tie_word_embeddings) {
-    // A head that is in the file although it is tied is used: explicit beats derived.
-    TensorSpec head{TensorRole::kLmHead, -1, -1, "lm_head.weight", {}};
-    head.shape = {config.vocab_size, config.hidden_size};
-    if (weights.checkpoint.Find(head.name) != nullptr) {
-      ASSIGN_OR_RETURN(weights.lm_head, binder.Bind(head));
-    } else {
-      weights.lm_head = weights.embed;
-    }
-  }
+  if (config.tie_word_embeddings) RETURN_IF_ERROR(BindTiedHead(config, binder, weights));
   ASSIGN_OR_RETURN(weights.tensors, binder.Finish());
   Log(LogLevel::kInfo, "weights mapped",
       {{"model_dir", model_dir},

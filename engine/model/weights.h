@@ -55,7 +55,8 @@ struct LayerWeights {
 struct ModelWeights {
   TensorView embed;       // [vocab, hidden]
   TensorView final_norm;  // [hidden]
-  TensorView lm_head;  // [vocab, hidden]; the same view as `embed` when tied and not in the file.
+  TensorView
+      lm_head;  // [vocab, hidden]; the view of `embed` when tied, but for a file with another head.
   std::vector<LayerWeights> layers;
 
   // The tensors of the file that are in use, each once.

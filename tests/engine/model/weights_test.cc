@@ -193,24 +193,56 @@ TEST(LoadWeights, OldRotaryBuffersAreLeftUnread) {
   EXPECT_EQ(weights->tensors.size(), folder.tensors.size() - 1);
 }
 
+// What was loaded, and the log's warnings about the head.
+struct TiedLoad {
+  absl::StatusOr<ModelWeights> weights;
+  size_t warnings = 0;
+};
+
+TiedLoad LoadTied(Folder& folder) {
+  folder.WriteSingle();
+  testing::internal::CaptureStderr();
+  TiedLoad loaded{folder.Load()};
+  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string warning = "lm_head.weight is in the checkpoint and is not equal to model.embed";
+  for (size_t at = log.find(warning); at != std::string::npos; at = log.find(warning, at + 1)) {
+    ++loaded.warnings;
+  }
+  EXPECT_TRUE(loaded.weights.ok()) << loaded.weights.status();
+  return loaded;
+}
+
 TEST(LoadWeights, TiedHead) {
   Folder folder("qwen3_moe");
   json config = json::parse(ReadFile(folder.dir.File("config.json")));
   config["tie_word_embeddings"] = true;
   WriteFile(folder.dir.File("config.json"), config.dump());
-  folder.WriteSingle();
   {
-    const absl::StatusOr<ModelWeights> weights = folder.Load();  // Tied, and there: it is used.
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    EXPECT_EQ(weights->lm_head.name, "lm_head.weight");
-    EXPECT_NE(weights->lm_head.bytes.data(), weights->embed.bytes.data());
+    const TiedLoad loaded = LoadTied(folder);  // Another head: it is used, and that is said once.
+    EXPECT_EQ(loaded.weights->lm_head.name, "lm_head.weight");
+    EXPECT_NE(loaded.weights->lm_head.bytes.data(), loaded.weights->embed.bytes.data());
+    EXPECT_EQ(loaded.weights->tensors.size(), folder.tensors.size());
+    EXPECT_EQ(loaded.warnings, 1u);
   }
-  folder.Drop("lm_head.weight");
-  folder.WriteSingle();
-  const absl::StatusOr<ModelWeights> weights = folder.Load();
-  ASSERT_TRUE(weights.ok()) << weights.status();
-  EXPECT_EQ(weights->lm_head.bytes.data(), weights->embed.bytes.data());
-  EXPECT_EQ(weights->tensors.size(), folder.tensors.size());
+  TensorToWrite& head = folder.Tensor("lm_head.weight");
+  head.bytes = folder.Tensor("model.embed_tokens.weight").bytes;
+  {
+    const TiedLoad loaded = LoadTied(folder);  // The same head: one of the two is kept.
+    EXPECT_EQ(loaded.weights->lm_head.name, "model.embed_tokens.weight");
+    EXPECT_EQ(loaded.weights->tensors.size(), folder.tensors.size() - 1);
+    EXPECT_EQ(loaded.warnings, 0u);
+  }
+  head.bytes.back() ^= 1;
+  EXPECT_EQ(LoadTied(folder).warnings, 1u);
+  for (const char* other : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    const TensorToWrite dropped = folder.Tensor(other);
+    folder.Drop(other);
+    const TiedLoad loaded = LoadTied(folder);
+    EXPECT_EQ(loaded.weights->lm_head.bytes.data(), loaded.weights->embed.bytes.data());
+    EXPECT_EQ(loaded.weights->tensors.size(), folder.tensors.size());
+    EXPECT_EQ(loaded.warnings, 0u);
+    folder.tensors.push_back(dropped);
+  }
 }
 
 TEST(LoadWeights, DtypesMayBeMixed) {
