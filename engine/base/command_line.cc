@@ -34,20 +34,20 @@ bool IsDecimal(const std::string& text) {
   return text.size() == sign + 1 || text[sign] != '0';
 }
 
+template <typename T>
+std::string CheckWhole(const std::string& text) {
+  T value = 0;
+  if (absl::SimpleAtoi(text, &value) && IsDecimal(text)) return "";
+  return absl::StrCat("'", text, "' is not a whole number from ", std::numeric_limits<T>::min(),
+                      " to ", std::numeric_limits<T>::max());
+}
+
 }  // namespace
 
-std::string CheckUint64(const std::string& text) {
-  uint64_t value = 0;
-  if (absl::SimpleAtoi(text, &value) && IsDecimal(text)) return "";
-  return absl::StrCat("'", text, "' is not a whole number from 0 to ",
-                      std::numeric_limits<uint64_t>::max());
-}
-
-std::string CheckInt64(const std::string& text) {
-  int64_t value = 0;
-  if (absl::SimpleAtoi(text, &value) && IsDecimal(text)) return "";
-  return absl::StrCat("'", text, "' is not a whole number");
-}
+std::string CheckUint64(const std::string& text) { return CheckWhole<uint64_t>(text); }
+std::string CheckInt64(const std::string& text) { return CheckWhole<int64_t>(text); }
+std::string CheckUint32(const std::string& text) { return CheckWhole<uint32_t>(text); }
+std::string CheckInt32(const std::string& text) { return CheckWhole<int32_t>(text); }
 
 std::string CheckDouble(const std::string& text) {
   double value = 0;

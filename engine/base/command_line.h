@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <exception>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,9 @@ namespace writescope {
 // next, and would swallow the argument behind it. What follows a lone "--" stays as it is.
 std::vector<std::string> WithEmptyValues(const std::vector<std::string>& arguments);
 
+// Of CheckNumbers' validator among those of an option.
+inline constexpr char kNumberCheck[] = "number";
+
 // Validators: empty, or what is wrong with `text`.
 //
 // A decimal number that fits uint64_t. CLI11 would make 2^64 - 1 of -1 and of whatever is too
@@ -19,6 +24,9 @@ std::vector<std::string> WithEmptyValues(const std::vector<std::string>& argumen
 std::string CheckUint64(const std::string& text);
 // A decimal number that fits int64_t. CLI11 would make 0 of an empty text and 8 of "010".
 std::string CheckInt64(const std::string& text);
+// The same for uint32_t and int32_t.
+std::string CheckUint32(const std::string& text);
+std::string CheckInt32(const std::string& text);
 // A number. CLI11 would make 0 of an empty text.
 std::string CheckDouble(const std::string& text);
 
@@ -28,21 +36,49 @@ template <typename App>
 void CheckNumbers(App& app) {
   for (auto* option : app.get_options()) {
     const std::string type = option->get_type_name();
-    if (type == "UINT") option->check(CheckUint64, "");
-    if (type == "INT") option->check(CheckInt64, "");
-    if (type == "FLOAT") option->check(CheckDouble, "");
+    if (type == "UINT") option->check(CheckUint64, "", kNumberCheck);
+    if (type == "INT") option->check(CheckInt64, "", kNumberCheck);
+    if (type == "FLOAT") option->check(CheckDouble, "", kNumberCheck);
   }
   for (auto* subcommand : app.get_subcommands({})) CheckNumbers(*subcommand);
 }
 
-// Has a CLI::App with all its options parse the arguments, without the program's name, by both of
+// Has the options whose variables have 32 bits name the range that these can hold. CLI11 does not
+// say how wide a variable is, so each is given a number of 33 bits to see: for after a mistake,
+// when nobody uses the variables any more.
+template <typename App>
+void NarrowNumbers(App& app) {
+  for (auto* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type != "UINT" && type != "INT") continue;
+    option->clear();
+    option->add_result("4294967296");
+    try {
+      option->run_callback();
+    } catch (const std::exception& error) {
+      if (!std::string_view(error.what()).starts_with("Could not convert")) continue;
+      auto* const check = type == "UINT" ? CheckUint32 : CheckInt32;
+      option->get_validator(kNumberCheck)->operation([check](std::string& text) {
+        return check(text);
+      });
+    }
+  }
+  for (auto* subcommand : app.get_subcommands({})) NarrowNumbers(*subcommand);
+}
+
+// Has a CLI::App with all its options parse the arguments, without the program's name, by all of
 // the above. Throws what CLI11 throws: for mistakes, and for --help and --version.
 template <typename App>
 void ParseArguments(App& app, const std::vector<std::string>& arguments) {
   CheckNumbers(app);
   std::vector<std::string> words = WithEmptyValues(arguments);
   std::reverse(words.begin(), words.end());  // The order that this overload of parse wants.
-  app.parse(std::move(words));
+  try {
+    app.parse(std::vector<std::string>(words));
+  } catch (const std::exception&) {
+    NarrowNumbers(app);
+    app.parse(std::move(words));  // The same mistake, with what it should have been.
+  }
 }
 
 }  // namespace writescope

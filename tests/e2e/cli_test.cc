@@ -100,6 +100,14 @@ TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   EXPECT_EQ(Client({"generate", "x", "--no-such-flag"}).exit_code, 2);
   EXPECT_EQ(Client({"generate", "x", "--timeout", "soon"}).exit_code, 2);
   EXPECT_EQ(Client({"generate", "x", "--seed=-1", "-n", "1"}).exit_code, 2);
+  for (const char* number : {"-1", "4294967296", "99999999999999999999"}) {
+    const RunResult wide = Client({"generate", "x", "--max-tokens", number});
+    EXPECT_EQ(wide.exit_code, 2);
+    EXPECT_THAT(wide.output,
+                HasSubstr(absl::StrCat("--max-tokens: '", number,
+                                       "' is not a whole number from 0 to 4294967295")));
+  }
+  EXPECT_EQ(Client({"generate", "x", "-n", "1", "--seed=18446744073709551615"}).exit_code, 0);
   EXPECT_EQ(Client({}).exit_code, 2);
   for (const char* address :
        {"--address=http://127.0.0.1:50051", "--control-address=127.0.0.1:x"}) {

@@ -32,12 +32,22 @@ TEST(CommandLineTest, WholeNumbersAndOthers) {
   for (const char* text : {"0", "-7", "100", "9223372036854775807"})
     EXPECT_EQ(CheckInt64(text), "");
   for (const char* text : {"", "-", "010", "-010", "0x10", "1e3", "9223372036854775808"}) {
-    EXPECT_EQ(CheckInt64(text), "'" + std::string(text) + "' is not a whole number");
+    EXPECT_EQ(CheckInt64(text),
+              "'" + std::string(text) +
+                  "' is not a whole number from -9223372036854775808 to 9223372036854775807");
   }
   for (const char* text : {"0", "-0.5", "1e-3", ".5", "inf"}) EXPECT_EQ(CheckDouble(text), "");
   for (const char* text : {"", "x", "0.5x"}) {
     EXPECT_EQ(CheckDouble(text), "'" + std::string(text) + "' is not a number");
   }
+}
+
+TEST(CommandLineTest, NumbersOf32Bits) {
+  EXPECT_EQ(CheckUint32("4294967295"), "");
+  EXPECT_EQ(CheckUint32("4294967296"), "'4294967296' is not a whole number from 0 to 4294967295");
+  EXPECT_EQ(CheckInt32("-2147483648"), "");
+  EXPECT_EQ(CheckInt32("2147483648"),
+            "'2147483648' is not a whole number from -2147483648 to 2147483647");
 }
 
 }  // namespace
