@@ -1,4 +1,5 @@
 #include <cmath>
+#include <string>
 
 #include "tests/server/worker_fixture.h"
 
@@ -19,6 +20,15 @@ v1::SetCpuShareRequest Table(uint64_t generation, double share,
   point->set_spilled_bytes(1 << 20);
   point->set_cpu_share(share);
   return request;
+}
+
+void FillTable(uint32_t buckets, uint64_t points, v1::SetCpuShareRequest& request) {
+  request.clear_buckets();
+  for (uint32_t b = 1; b <= buckets; ++b) {
+    v1::ShareBucket* const bucket = request.add_buckets();
+    bucket->set_max_batch(b);
+    for (uint64_t p = 1; p <= points; ++p) bucket->add_points()->set_spilled_bytes(p);
+  }
 }
 
 class ControlServiceTest : public WorkerFixture {
@@ -80,6 +90,11 @@ TEST_F(ControlServiceTest, BadTablesAreInvalidArguments) {
         Case{"generation 0", [](auto& r) { r.set_generation(0); }},
         Case{"generation 2^63", [](auto& r) { r.set_generation(uint64_t{1} << 63); }},
         Case{"nobody", [](auto& r) { r.clear_controller_id(); }},
+        Case{"long id", [](auto& r) { r.set_controller_id(std::string(257, 'x')); }},
+        Case{"long reason", [](auto& r) { r.set_reason(std::string(257, 'x')); }},
+        Case{"65 buckets", [](auto& r) { FillTable(65, 1, r); }},
+        Case{"257 points", [](auto& r) { FillTable(1, 257, r); }},
+        Case{"batch 0", [](auto& r) { r.mutable_buckets(0)->set_max_batch(0); }},
         Case{"zero bytes",
              [](auto& r) { r.mutable_buckets(0)->mutable_points(0)->set_spilled_bytes(0); }}}) {
     v1::SetCpuShareRequest request = Table(9, 0.5);
@@ -91,8 +106,16 @@ TEST_F(ControlServiceTest, BadTablesAreInvalidArguments) {
   }
   EXPECT_THAT(
       MetricsText(),
-      ::testing::HasSubstr("writescope_share_updates_total{model=\"fake\",result=\"invalid\"} 13"));
+      ::testing::HasSubstr("writescope_share_updates_total{model=\"fake\",result=\"invalid\"} 18"));
   EXPECT_EQ(engine_->share().generation, 0);
+  v1::SetCpuShareRequest largest = Table(uint64_t{1} << 61, 0.5, std::string(256, 'x'));
+  FillTable(64, 256, largest);
+  largest.set_reason(std::string(256, 'x'));
+  largest.mutable_valid_for()->set_seconds(24 * 3600);
+  v1::SetCpuShareResponse response;
+  const grpc::Status status = Set(largest, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.outcome(), v1::SHARE_OUTCOME_APPLIED);
 }
 
 TEST_F(ControlServiceTest, TheSameRefusalIsLoggedOnce) {
