@@ -364,34 +364,6 @@ TEST(EngineTest, BlocksComeBackAfterRandomCancels) {
   EXPECT_EQ(engine->state().moved_bytes_total, 0);
 }
 
-TEST(EngineTest, MoreThanTheCacheHoldsIsPausedOrReadAgainNotLost) {
-  EngineOptions options = DemoOptions();
-  options.host_budget_bytes = 3 << 20;
-  options.prefix_cache = false;
-  options.max_sequences = 8;
-  // Of requests without a limit of their own admission expects less than they come to hold.
-  options.max_context_tokens = 1000;
-  const auto engine = MakeEngine(options);
-  const std::string prose = testing::ReadText(kDemo + "/prose.txt");
-  std::vector<std::shared_ptr<CollectSink>> sinks;
-  for (int i = 0; i < 8; ++i) {
-    GenerateRequest request = TextRequest(prose.substr(static_cast<size_t>(i) * 500, 2500), 0);
-    request.stopping.max_tokens.reset();
-    request.stopping.ignore_eos = true;
-    sinks.push_back(std::make_shared<CollectSink>());
-    ASSERT_TRUE(engine->Submit(request, sinks.back()).ok());
-  }
-  for (const auto& sink : sinks) {
-    ASSERT_TRUE(sink->Await(absl::Seconds(120)));
-    EXPECT_TRUE(sink->status().ok()) << sink->status();
-    EXPECT_GT(sink->tokens().size(), 300u);
-  }
-  const EngineState state = engine->state();
-  EXPECT_EQ(state.moved_bytes_total, 0);
-  // Otherwise this shows nothing.
-  EXPECT_GT(state.preemptions_pause_total + state.preemptions_drop_total, 0);
-}
-
 // A sequence whose spilled blocks are kept on the device counts as resident until another one needs
 // the room: in a step of its own, or in the very step that was planned for it.
 TEST(EngineTest, ACopyThatGivesWayToABlockEndsNoRequest) {
