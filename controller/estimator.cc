@@ -98,9 +98,9 @@ void Estimator::AddDense(const StepSample& s) {
   RobustMean& dense = dense_[static_cast<size_t>(BucketOf(s.batch_size))];
   // A prefill chunk in the step lengthens D by what other steps do not have.
   if (s.prefill_tokens > 0 && dense.measured()) return;
-  // Without a query for the CPU all but attention counts as D, also what the device waited for the
-  // link: no more than an upper limit. To believe it would give the link time for everything, and
-  // the share would stay at 0. Without any D the share does not, and D is measured.
+  // Without a query for the CPU all but attention may count as D, also what the device waited for
+  // the link: no more than an upper limit. To believe it would give the link time for everything,
+  // and the share would stay at 0. Without any D the share does not, and D is measured.
   const bool no_query = s.spilled_bytes > 0 && s.cpu_bytes == 0;
   if (!no_query || (dense.measured() && s.dense_seconds < dense.value())) {
     dense.Add(s.dense_seconds);

@@ -59,7 +59,8 @@ void AddModelOptions(CLI::App& app, WorkerFlags& flags) {
 
 void AddSplitOptions(CLI::App& app, WorkerFlags& flags) {
   app.add_option("--cut", flags.cut,
-                 "planned (reproducible) or meet (self-balancing within a step)")
+                 "planned (the share in force exactly, reproducible while one is set) or meet "
+                 "(self-balancing within a step)")
       ->group("Split");
   app.add_option("--micro-batches", flags.micro_batches,
                  "Of decode steps over spilled KV: 1, 2 (parts of the batch that take turns), or "

@@ -18,10 +18,9 @@ constexpr char kOperatorPrefix[] = "operator:";
 
 }  // namespace
 
-CpuShareSlot::CpuShareSlot(roofline::ShareTable start_up, roofline::ShareInterval interval,
-                           Clock& clock)
-    : interval_(interval), clock_(clock), start_up_(std::move(start_up)) {
-  roofline::ClampTable(start_up_, interval_);
+CpuShareSlot::CpuShareSlot(roofline::ShareTable own, roofline::ShareInterval interval, Clock& clock)
+    : interval_(interval), clock_(clock), own_(std::move(own)) {
+  roofline::ClampTable(own_, interval_);
 }
 
 absl::StatusOr<ShareReply> CpuShareSlot::Offer(const ShareUpdate& update) {
@@ -66,7 +65,7 @@ double CpuShareSlot::Lookup(int batch_size, int64_t spilled_bytes, int64_t* gene
   std::lock_guard lock(mutex_);
   const bool leased = LeaseRunsLocked();
   *generation = leased ? generation_ : 0;
-  return (leased ? table_ : start_up_)
+  return (leased ? table_ : own_)
       .Lookup(static_cast<uint32_t>(batch_size), static_cast<uint64_t>(spilled_bytes));
 }
 
@@ -81,7 +80,7 @@ ShareState CpuShareSlot::StateLocked() {
   ShareState state;
   state.generation = generation_;
   state.controller_id = leased ? controller_id_ : "";
-  state.table = leased ? table_ : start_up_;
+  state.table = leased ? table_ : own_;
   state.expires_in = leased ? expires_at_ - now : absl::ZeroDuration();
   state.min_cpu_share = interval_.min_share;
   state.max_cpu_share = interval_.max_share;
@@ -95,10 +94,10 @@ void CpuShareSlot::SetLastShare(double share) {
   last_share_ = share;
 }
 
-void CpuShareSlot::SetStartUp(roofline::ShareTable table) {
+void CpuShareSlot::SetOwn(roofline::ShareTable table) {
   std::lock_guard lock(mutex_);
-  start_up_ = std::move(table);
-  roofline::ClampTable(start_up_, interval_);
+  own_ = std::move(table);
+  roofline::ClampTable(own_, interval_);
 }
 
 }  // namespace writescope::runtime

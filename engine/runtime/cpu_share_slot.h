@@ -13,10 +13,10 @@
 
 namespace writescope::runtime {
 
-// Thread-safe. While no update's lease runs, the start-up table is in force.
+// Thread-safe. While no update's lease runs, the engine's own table is in force.
 class CpuShareSlot {
  public:
-  CpuShareSlot(roofline::ShareTable start_up, roofline::ShareInterval interval, Clock& clock);
+  CpuShareSlot(roofline::ShareTable own, roofline::ShareInterval interval, Clock& clock);
 
   // INVALID_ARGUMENT for a table or lease that makes no sense; it leaves everything as it was.
   // Otherwise applied, clamped or stale, each with what is in force afterwards. Stale is an update
@@ -28,8 +28,8 @@ class CpuShareSlot {
   double Lookup(int batch_size, int64_t spilled_bytes, int64_t* generation);
   ShareState State();
   void SetLastShare(double share);
-  // The engine's own table, when what it knows of the machine has changed.
-  void SetStartUp(roofline::ShareTable table);
+  // When what the engine knows of the machine has changed.
+  void SetOwn(roofline::ShareTable table);
 
  private:
   ShareState StateLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -38,7 +38,7 @@ class CpuShareSlot {
   const roofline::ShareInterval interval_;
   Clock& clock_;
   std::mutex mutex_;
-  roofline::ShareTable start_up_ ABSL_GUARDED_BY(mutex_);
+  roofline::ShareTable own_ ABSL_GUARDED_BY(mutex_);
   roofline::ShareTable table_ ABSL_GUARDED_BY(mutex_);
   int64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string controller_id_ ABSL_GUARDED_BY(mutex_);

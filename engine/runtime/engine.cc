@@ -134,8 +134,8 @@ class EngineImpl final : public Engine {
       RETURN_IF_ERROR(Profile(blocks.region(kvcache::RegionKind::kSwing).memory(),
                               blocks.region(kvcache::RegionKind::kDevice).memory()));
     }
-    ASSIGN_OR_RETURN(const StepModel model, ModelSteps());
-    share_.emplace(model.Table(KvBytesOnDevice(), loaded_.sized.plan.host_total_bytes),
+    ASSIGN_OR_RETURN(StepModel model, ModelSteps());
+    share_.emplace(*model.NewTable(device::NowSeconds()),
                    roofline::ShareInterval{options.min_cpu_share, options.max_cpu_share},
                    Clock::Real());
     loop_.emplace(options, *runner_, *device_, *share_, model, observer,
@@ -373,14 +373,16 @@ class EngineImpl final : public Engine {
     return absl::OkStatus();
   }
 
-  // What is in force without a controller comes from this: the start-up rates, and dense times of
-  // steps that are run here.
+  // What is in force without a controller comes from this: the start-up rates, and dense times, at
+  // first of steps that are run here.
   absl::StatusOr<StepModel> ModelSteps() {
     StepModel model(
         {.rates = profile_.rates,
          .handoff_seconds = profile_.handoff_per_layer_seconds * loaded_.config.num_layers,
          .num_layers = loaded_.config.num_layers,
-         .ring_bytes = loaded_.sized.options.ring_bytes});
+         .ring_bytes = loaded_.sized.options.ring_bytes,
+         .device_kv_bytes = KvBytesOnDevice(),
+         .host_kv_bytes = loaded_.sized.plan.host_total_bytes});
     const int max_batch = loaded_.sized.options.max_sequences;
     RETURN_IF_ERROR(runner_->MeasureDense(1).status());  // The first step touches all weights.
     for (int batch = 1;; batch = std::min(4 * batch, max_batch)) {

@@ -1,5 +1,6 @@
 // The steps of StepLoop: prefill, decode over spilled KV, decode of resident sequences.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "engine/base/check.h"
@@ -235,11 +236,12 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
 void StepLoop::LearnFrom(const StepResult& result, int batch_size, double predicted_s,
                          double step_s) {
   const attention::AttentionStats& attention = result.attention;
-  planner_.Learn({.batch_size = batch_size,
-                  .micro_batches = result.micro_batches,
-                  .predicted_seconds = predicted_s,
-                  .seconds = step_s},
-                 attention);
+  std::optional<roofline::ShareTable> table = planner_.Learn({.batch_size = batch_size,
+                                                              .micro_batches = result.micro_batches,
+                                                              .predicted_seconds = predicted_s,
+                                                              .seconds = step_s},
+                                                             attention, device::NowSeconds());
+  if (table.has_value()) share_.SetOwn(*std::move(table));
   if (!options_.tune_workers || attention.cpu_bytes == 0 || predicted_s <= 0) return;
   const int before = tuner_.best();
   if (tuner_.Learn({.batch_size = batch_size,

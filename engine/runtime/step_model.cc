@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 namespace writescope::runtime {
@@ -26,6 +27,11 @@ constexpr double kLeastPartOfDense = 0.6;
 // Of steps of a kind that say nothing of it, and then of those before what they say is acted on.
 constexpr int kStepsThatRecord = 3;
 constexpr int kStepsToJudge = 5;
+// A D that is another than that in the table, as a fraction of it. Less is noise, and makes a step
+// longer by some hundredths of D.
+constexpr double kOtherDense = 0.1;
+constexpr double kBetweenTablesSeconds = 1;
+
 // By which a kind of step that is not taken comes nearer to the other with each step of that.
 constexpr double kForgetting = 0.003;
 
@@ -172,15 +178,36 @@ bool StepModel::HasChosen(int batch_size) const {
          !kinds.is_trying_two();
 }
 
-roofline::ShareTable StepModel::Table(int64_t device_bytes, int64_t max_spilled_bytes) const {
+bool StepModel::TableIsOld(double now_s) const {
+  if (dense_in_table_.empty()) return true;
+  if (now_s < table_made_s_ + kBetweenTablesSeconds) return false;
+  return std::any_of(dense_.begin(), dense_.end(), [&](const Dense& dense) {
+    // As a table finds it: of the next larger batches, else of the largest.
+    const auto at = std::find_if(dense_in_table_.begin(), dense_in_table_.end(),
+                                 [&](const Dense& other) { return other.bucket >= dense.bucket; });
+    const Dense& in_table = at != dense_in_table_.end() ? *at : dense_in_table_.back();
+    return dense.num_steps >= kSettledSteps &&
+           std::abs(dense.seconds - in_table.seconds) > kOtherDense * in_table.seconds;
+  });
+}
+
+std::optional<roofline::ShareTable> StepModel::NewTable(double now_s) {
+  if (!TableIsOld(now_s)) return std::nullopt;
+  dense_in_table_ = dense_;
+  table_made_s_ = now_s;
   roofline::TableSpec spec;
-  spec.rates = rates_;
+  // Those of the start: what attention of one kind of step gets of the device's memory says little
+  // of others.
+  spec.rates = options_.rates;
   spec.handoff_seconds = options_.handoff_seconds;
-  spec.max_spilled_bytes = static_cast<uint64_t>(std::max<int64_t>(max_spilled_bytes, 1 << 20));
+  spec.max_spilled_bytes =
+      static_cast<uint64_t>(std::max<int64_t>(options_.host_kv_bytes, 1 << 20));
+  const double resident_seconds =
+      spec.rates.device > 0 ? static_cast<double>(options_.device_kv_bytes) / spec.rates.device : 0;
   for (const Dense& dense : dense_) {
     spec.batches.push_back({.max_batch = uint32_t{1} << dense.bucket,
                             .dense_seconds = dense.seconds,
-                            .device_attention_seconds = ResidentSeconds(device_bytes),
+                            .device_attention_seconds = resident_seconds,
                             .ahead_fraction = AheadFraction(dense.seconds)});
   }
   return roofline::BuildShareTable(spec);

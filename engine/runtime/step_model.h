@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "engine/roofline/roofline.h"
@@ -20,11 +21,15 @@ class StepModel {
     double handoff_seconds = 0;  // Of all layers
     int num_layers = 1;
     int64_t ring_bytes = 0;
+    // For the table of shares: KV that the device holds and a step reads as a whole, and that the
+    // host can hold.
+    int64_t device_kv_bytes = 0;
+    int64_t host_kv_bytes = 0;
   };
   explicit StepModel(const Options& options) : options_(options), rates_(options.rates) {}
 
-  // D of one step in one micro-batch. Smoothed for each range of batch sizes; the first counts as
-  // it is.
+  // D of one step in one micro-batch, whether the CPU had a query in it or not. Smoothed for each
+  // range of batch sizes; the first counts as it is.
   void LearnDense(int batch_size, double seconds);
   // Bytes that the device attended to in `seconds`, wherever they came from.
   void LearnDeviceAttention(int64_t bytes, double seconds);
@@ -60,9 +65,10 @@ class StepModel {
                         double whole_share) const;
   // Whether steps of this batch have shown what PlanTwoParts goes by; until then it tries.
   bool HasChosen(int batch_size) const;
-  // BestShare for every batch size that D is known of, beside a device region of `device_bytes`
-  // that is read as a whole.
-  roofline::ShareTable Table(int64_t device_bytes, int64_t max_spilled_bytes) const;
+  // BestShare for every batch size that D is known of: at first, and whenever steps have shown
+  // another D than that in the last table. It may have been of a busy machine, and the one measured
+  // at the start is of steps submitted call by call. Not within a second of the last table.
+  std::optional<roofline::ShareTable> NewTable(double now_s);
 
  private:
   struct Dense {
@@ -93,12 +99,15 @@ class StepModel {
   roofline::StepLoad LoadOf(const StepBytes& bytes, double dense_seconds) const;
   double AheadFraction(double dense_seconds) const;
   double ResidentSeconds(int64_t bytes) const;
+  bool TableIsOld(double now_s) const;
 
   const Options options_;
   roofline::Rates rates_;  // `device` is learnt
   bool device_measured_ = false;
   std::vector<Dense> dense_;  // Ascending
   std::vector<Kinds> kinds_;
+  std::vector<Dense> dense_in_table_;  // As dense_ was
+  double table_made_s_ = 0;
 };
 
 }  // namespace writescope::runtime

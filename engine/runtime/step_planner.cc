@@ -40,12 +40,15 @@ StepPlanner::Plan StepPlanner::PlanStep(const ModelRunner& runner, std::span<con
   return plan;
 }
 
-void StepPlanner::Learn(StepModel::TakenStep step, const attention::AttentionStats& attention) {
+std::optional<roofline::ShareTable> StepPlanner::Learn(StepModel::TakenStep step,
+                                                       const attention::AttentionStats& attention,
+                                                       double now_s) {
   step.part_dense_seconds = attention.device_dense_s / 2;
   model_.LearnStep(step);
   if (step.micro_batches == 1) model_.LearnDense(step.batch_size, attention.dense_s);
   model_.LearnDeviceAttention(attention.resident_bytes + attention.link_bytes,
                               attention.device_attention_s);
+  return model_.NewTable(now_s);
 }
 
 }  // namespace writescope::runtime

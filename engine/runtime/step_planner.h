@@ -2,10 +2,12 @@
 // two.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "engine/attention/hybrid_attention.h"
 #include "engine/roofline/roofline.h"
+#include "engine/roofline/share_table.h"
 #include "engine/runtime/engine.h"
 #include "engine/runtime/micro_batches.h"
 #include "engine/runtime/model_runner.h"
@@ -38,8 +40,11 @@ class StepPlanner {
   Plan PlanStep(const ModelRunner& runner, std::span<const int> slots, const StepBytes& bytes,
                 const Share& share) const;
 
-  // What a step has shown that was taken as planned; its D of a part is found here.
-  void Learn(StepModel::TakenStep step, const attention::AttentionStats& attention);
+  // What a step has shown that was taken as planned; its D of a part is found here. A table for
+  // where no share is set, when the step makes it another.
+  std::optional<roofline::ShareTable> Learn(StepModel::TakenStep step,
+                                            const attention::AttentionStats& attention,
+                                            double now_s);
 
   const StepModel& model() const { return model_; }
 

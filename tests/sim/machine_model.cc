@@ -134,7 +134,8 @@ class StepRun {
     s.cpu_busy_seconds = cpu_busy_;
     s.link_busy_seconds = link_busy_;
     s.both_busy_seconds = both_;
-    // Without a query for the CPU a worker cannot tell dense work from waiting for the link.
+    // As of a worker that cannot tell dense work from waiting for the link where the CPU has no
+    // query. The engine can; the controller does not rely on it.
     s.dense_seconds =
         cpu_bytes_ > 0 ? dense * m_.num_layers : std::max(0.0, now_ - device_seconds_);
     s.device_attention_seconds = device_seconds_;

@@ -315,7 +315,7 @@ absl::StatusOr<StepTiming> BenchRig::DecodePlanned(runtime::StepPlanner& planner
                  .micro_batches = timing.micro_batches,
                  .predicted_seconds = plan.predicted_seconds,
                  .seconds = timing.step_s},
-                timing.attention);
+                timing.attention, device::NowSeconds());
   return timing;
 }
 

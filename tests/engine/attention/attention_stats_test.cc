@@ -135,7 +135,9 @@ TEST(CpuReserve, MovesByWhatWouldHaveBroughtTheEndsTogether) {
   EXPECT_EQ(reserve.bytes(), CpuReserve::kMaxBytes);
 }
 
-// A link of which a step needs many milliseconds, and nothing else to attend to.
+// A link of which a step needs many milliseconds, and nothing else to attend to. That is no dense
+// work, though the CPU has no query: the engine's own shares go by the dense time of such steps
+// too.
 TEST(AttentionStats, TheDeviceWaitsForASlowLink) {
   testing::AttentionRigOptions options =
       testing::RigOptions(SmallShape(), {"AllSwing", {0, 0, 64, 0}});
@@ -145,6 +147,7 @@ TEST(AttentionStats, TheDeviceWaitsForASlowLink) {
   const StepOutput output = rig.Run(DecodeRequest(slots, {}));
   ASSERT_TRUE(output.status.ok());
   EXPECT_GT(output.stats.link_wait_s, 0.1 * output.stats.link_busy_s);
+  EXPECT_LT(output.stats.dense_s, 0.5 * output.stats.link_wait_s);
 }
 
 // Halving the link's pace moves the meeting point towards the CPU.

@@ -73,10 +73,12 @@ TEST(StepModel, DeviceAttentionIsMeasured) {
 }
 
 TEST(StepModel, TheTableIsTheRooflinesOwn) {
-  StepModel model(Options());
+  StepModel::Options options = Options();
+  options.host_kv_bytes = int64_t{100} << 30;
+  StepModel model(options);
   model.LearnDense(1, 0.010);
   model.LearnDense(8, 0.040);
-  const roofline::ShareTable table = model.Table(0, int64_t{100} << 30);
+  const roofline::ShareTable table = *model.NewTable(0);
   ASSERT_TRUE(table.Validate().ok());
   ASSERT_EQ(table.buckets.size(), 2u);
   EXPECT_EQ(table.buckets[0].max_batch, 1u);
@@ -96,6 +98,37 @@ TEST(StepModel, TheTableIsTheRooflinesOwn) {
       EXPECT_NEAR(table.Lookup(batch, spilled), best, 0.01) << batch << ", " << spilled;
     }
   }
+}
+
+TEST(StepModel, ANewTableComesWithAnotherDenseTimeAndAtMostOnceASecond) {
+  StepModel::Options options = Options();
+  options.host_kv_bytes = int64_t{100} << 30;
+  StepModel model(options);
+  const auto learn = [&](int batch_size, double seconds, int num_steps) {
+    for (int step = 0; step < num_steps; ++step) model.LearnDense(batch_size, seconds);
+  };
+  learn(1, 0.010, 1);
+  learn(16, 0.040, 1);
+  ASSERT_TRUE(model.NewTable(100).has_value());
+  EXPECT_FALSE(model.NewTable(200).has_value());
+  learn(16, 0.037, 100);  // Less than a tenth is noise.
+  EXPECT_FALSE(model.NewTable(200).has_value());
+  learn(16, 0.020, 100);
+  EXPECT_FALSE(model.NewTable(100.9).has_value());
+  const auto table = model.NewTable(101);
+  ASSERT_TRUE(table.has_value());
+  EXPECT_EQ(table->buckets.size(), 2u);
+  EXPECT_GT(table->Lookup(16, 200'000'000), 0.2);  // The link streams 120 MB in D, not 240.
+  EXPECT_FALSE(model.NewTable(103).has_value());
+  // Of another batch size, for which the table had D of the next larger one: not by its first
+  // steps, which are recorded.
+  learn(4, 0.012, 7);
+  EXPECT_FALSE(model.NewTable(105).has_value());
+  learn(4, 0.012, 1);
+  ASSERT_TRUE(model.NewTable(105).has_value());
+  // One that fits needs none.
+  learn(8, 0.021, 100);
+  EXPECT_FALSE(model.NewTable(110).has_value());
 }
 
 // As a worker comes to know it, by its own steps: D of a batch, and, where it is given, that of a
@@ -293,8 +326,8 @@ TEST(StepModel, HasChosenWhenStepsOfEveryKindThatMayPayHaveTold) {
 }
 
 TEST(StepModel, ATableBeforeAnyStepIsThatOfNoDenseTime) {
-  const StepModel model(Options());
-  const roofline::ShareTable table = model.Table(0, 0);
+  StepModel model(Options());
+  const roofline::ShareTable table = *model.NewTable(0);
   ASSERT_TRUE(table.Validate().ok());
   EXPECT_NEAR(table.Lookup(1, uint64_t{1} << 30), 10.0 / 15, 0.01);
 }
