@@ -21,7 +21,7 @@ using testing::TextRequest;
 std::unique_ptr<Engine> MakeOnBusyMachine(const EngineOptions& options) {
   std::atomic<bool> stop = false;
   std::vector<std::thread> others;
-  for (unsigned i = 0; i < 4 * std::thread::hardware_concurrency(); ++i) {
+  for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
     others.emplace_back([&stop] {
       while (!stop.load(std::memory_order_relaxed)) {
       }
