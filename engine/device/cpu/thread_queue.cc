@@ -100,14 +100,14 @@ void ThreadQueue::AwaitFlag(const std::atomic<uint64_t>& flag, uint64_t value,
                             absl::Duration timeout) {
   // One wait that ran out has failed the step already; the next would only take as long again.
   if (failed()) return;
-  const double give_up_at = NowSeconds() + absl::ToDoubleSeconds(timeout);
+  WaitLimit limit(timeout, NowSeconds());
   for (int spin = 0; flag.load(std::memory_order_acquire) < value; ++spin) {
     if (spin < 200) {
       __builtin_ia32_pause();
       continue;
     }
     const double now = NowSeconds();
-    if (now > give_up_at) {
+    if (limit.Passed(now)) {
       SetError(absl::DeadlineExceededError(
           absl::StrCat("queue ", name_, " waited ", absl::FormatDuration(timeout),
                        " for the CPU's part of attention, which did not come")));

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
+#include "engine/base/timed_wait.h"
 #include "engine/base/units.h"
 
 namespace writescope::device {
@@ -200,9 +201,9 @@ void StreamQueue::WaitFlag(const std::atomic<uint64_t>* flag, uint64_t value,
 void StreamQueue::WaitFlagHere(const std::atomic<uint64_t>* flag, uint64_t value,
                                absl::Duration timeout) {
   if (failed()) return;
-  const double give_up_at = NowSeconds() + absl::ToDoubleSeconds(timeout);
+  WaitLimit limit(timeout, NowSeconds());
   while (flag->load(std::memory_order_acquire) < value) {
-    if (NowSeconds() > give_up_at) {
+    if (limit.Passed(NowSeconds())) {
       std::atomic_ref(words_->failed).store(1, std::memory_order_release);
       Check(cudaMemsetAsync(failed_word_, 1, sizeof(uint32_t), stream_), "cudaMemsetAsync");
       return;
@@ -216,8 +217,7 @@ uint64_t StreamQueue::completed_ticket() const {
 }
 
 absl::Status StreamQueue::WaitTicket(uint64_t ticket, absl::Duration timeout) const {
-  const double give_up_at =
-      timeout == absl::InfiniteDuration() ? 1e300 : NowSeconds() + absl::ToDoubleSeconds(timeout);
+  WaitLimit limit(timeout, NowSeconds());
   for (int spin = 0, naps = 0; completed_ticket() < ticket;) {
     if (++spin < kSpins) {
       __builtin_ia32_pause();
@@ -232,7 +232,7 @@ absl::Status StreamQueue::WaitTicket(uint64_t ticket, absl::Duration timeout) co
         return CudaStatus(alive, absl::StrCat("queue ", name_));
       }
     }
-    if (NowSeconds() > give_up_at) {
+    if (limit.Passed(NowSeconds())) {
       return absl::DeadlineExceededError(absl::StrCat("queue ", name_, " did not reach ticket ",
                                                       ticket, " in ", absl::FormatDuration(timeout),
                                                       "; it is at ", completed_ticket()));
