@@ -1,5 +1,6 @@
 #include "engine/tokenizer/chat_template.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -38,6 +39,25 @@ bool AllKnownInChatMl(const Literals& printed) {
     if (!KnownInChatMl(literal)) return false;
   }
   return true;
+}
+
+// Whether it calls something, or has a filter, that none of the known templates has: it could
+// change what is printed. Parentheses may follow the words of operators and tags, too.
+bool MayChangeContent(const JinjaOutline& outline) {
+  static const Literals* const calls = new Literals{"namespace",  "raise_exception",
+                                                    "startswith", "endswith",
+                                                    "split",      "strip",
+                                                    "lstrip",     "rstrip",
+                                                    "not",        "and",
+                                                    "or",         "in",
+                                                    "if",         "elif",
+                                                    "else",       "is"};
+  static const Literals* const filters = new Literals{"tojson", "length", "list", "items"};
+  const auto all_known = [](const Literals& used, const Literals& known) {
+    return std::includes(known.begin(), known.end(), used.begin(), used.end());
+  };
+  return !all_known(outline.calls, *calls) || !all_known(outline.filters, *filters) ||
+         Contains(outline.code, ".strip()");
 }
 
 // Appends to the last segment where it is of the same kind.
@@ -126,8 +146,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Match(std::string_view jinja, std::st
   const auto make = [&](Family family) -> ChatTemplate& {
     return result.emplace(ChatTemplate(family, std::move(bos_token), std::move(eos_token)));
   };
-  const bool changes_content = has_code("|trim") || has_code(".strip()");
-  if (outline.prints_raw_text || changes_content) {
+  if (outline.prints_raw_text || MayChangeContent(outline)) {
     // None of ours does either.
   } else if (AllKnownInChatMl(printed) && has_prompt_switch && !has_code("bos_token") &&
              !has_code("eos_token") && printed.contains("<|im_start|>") &&

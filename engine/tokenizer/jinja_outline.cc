@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::string_view kWhiteSpace = " \t\r\n\f\v";
 
+bool IsNameChar(char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+
 enum class TagKind { kNone, kPrint, kBlock, kComment };
 
 class Outliner {
@@ -100,6 +102,8 @@ class Outliner {
         RETURN_IF_ERROR(ReadLiteral(kind, code_begin));
         continue;
       }
+      if (c == '(') NoteCall();
+      if (c == '|') NoteFilter();
       if (!absl::ascii_isspace(static_cast<unsigned char>(c))) outline_.code.push_back(c);
       ++pos_;
     }
@@ -108,6 +112,21 @@ class Outliner {
     outline_.code.push_back('\n');
     pos_ += 2;
     return absl::OkStatus();
+  }
+
+  // At a parenthesis: it may as well be one around an expression, with nothing in front.
+  void NoteCall() {
+    size_t begin = pos_;
+    while (begin > 0 && IsNameChar(text_[begin - 1])) --begin;
+    if (begin < pos_) outline_.calls.emplace(text_.substr(begin, pos_ - begin));
+  }
+
+  // At a pipe.
+  void NoteFilter() {
+    const size_t begin = std::min(text_.find_first_not_of(kWhiteSpace, pos_ + 1), text_.size());
+    size_t end = begin;
+    while (end < text_.size() && IsNameChar(text_[end])) ++end;
+    outline_.filters.emplace(text_.substr(begin, end - begin));
   }
 
   absl::Status ReadLiteral(TagKind kind, size_t code_begin) {

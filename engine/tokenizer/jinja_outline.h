@@ -18,6 +18,9 @@ struct JinjaOutline {
   // All tags without white space, literals in single quotes, ['role'] and ['content'] written as
   // .role and .content; each tag ends with a newline.
   std::string code;
+  // Names of what is called, and of filters.
+  absl::btree_set<std::string> calls;
+  absl::btree_set<std::string> filters;
   // Text between tags that would be printed as it stands, after the trimming that chat templates
   // are rendered with (trim_blocks and lstrip_blocks).
   bool prints_raw_text = false;
