@@ -282,7 +282,8 @@ ParsedConfig ParseWorkerConfig(const std::vector<std::string>& arguments) {
     parsed.message = absl::StrCat(version.what(), "\n");
     return parsed;
   } catch (const CLI::Error& error) {
-    parsed.message = absl::StrCat(error.what(), "\nwritescope-worker --help lists the flags\n");
+    parsed.message = absl::StrCat(ConfigFile::Explain(error.what()),
+                                  "\nwritescope-worker --help lists the flags\n");
     parsed.exit_code = kUsageExitCode;
     return parsed;
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/regular_file.h"
@@ -28,6 +29,18 @@ std::string WithoutComment(const std::string& line) {
   return line;
 }
 
+// Editors of other systems put it in front of a text.
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
+// The next line, without comment and byte order mark.
+bool NextLine(std::istream& input, std::string* line) {
+  const bool is_first = input.tellg() == 0;
+  if (!std::getline(input, *line)) return false;
+  if (is_first && line->starts_with(kByteOrderMark)) line->erase(0, kByteOrderMark.size());
+  *line = WithoutComment(*line);
+  return true;
+}
+
 bool LacksValue(const std::string& line) {
   const size_t equals = line.find('=');
   return equals != std::string::npos && line.find_first_not_of(" \t\r", equals + 1) == line.npos;
@@ -40,7 +53,7 @@ ConfigFile::ConfigFile() { comment('\x01'); }
 
 std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& input) const {
   std::stringstream text;
-  for (std::string line; std::getline(input, line);) text << WithoutComment(line) << '\n';
+  for (std::string line; NextLine(input, &line);) text << line << '\n';
   return ConfigBase::from_config(text);
 }
 
@@ -49,13 +62,27 @@ std::string ConfigFile::Check(const std::string& path) {
   if (!text.ok()) return std::string(text.status().message());
   std::istringstream lines(*text);
   int number = 1;
-  for (std::string line; std::getline(lines, line); ++number) {
-    line = WithoutComment(line);
-    if (!LacksValue(line)) continue;
-    return absl::StrCat(path, " line ", number, ": ", CLI::detail::trim_copy(line),
-                        " has no value; \"\" is an empty text");
+  for (std::string line; NextLine(lines, &line); ++number) {
+    const std::string trimmed = CLI::detail::trim_copy(line);
+    const auto wrong = [&](std::string_view what) {
+      return absl::StrCat(path, " line ", number, ": ", trimmed, " ", std::string(what));
+    };
+    if (trimmed.starts_with('[')) return wrong("begins a section, and there are none");
+    if (LacksValue(line)) return wrong("has no value; \"\" is an empty text");
   }
   return "";
+}
+
+std::string ConfigFile::Explain(const std::string& error) {
+  constexpr std::string_view kUnknownKey = "INI was not able to parse ";
+  // Numbers are checked before they are converted; what is left are flags.
+  constexpr std::string_view kNoFlagValue = "Could not convert: ";
+  if (error.starts_with(kNoFlagValue)) {
+    return absl::StrCat(error.substr(kNoFlagValue.size()), " is neither true nor false");
+  }
+  if (!error.starts_with(kUnknownKey)) return error;
+  return absl::StrCat("--config: the file's key '", error.substr(kUnknownKey.size()),
+                      "' is no flag; --print-config shows all keys");
 }
 
 }  // namespace writescope::server

@@ -18,6 +18,9 @@ class ConfigFile : public CLI::ConfigBase {
   // A validator of paths: empty, or why the file is not read. The library would wait for the writer
   // of a FIFO, and take "key=" for a key that is not there.
   static std::string Check(const std::string& path);
+
+  // An error of the library's, in words that fit a configuration.
+  static std::string Explain(const std::string& error);
 };
 
 }  // namespace writescope::server

@@ -228,7 +228,25 @@ TEST(WorkerConfig, AFileWithAnUnknownKeyIsRefused) {
   std::remove(path.c_str());
   EXPECT_FALSE(read.config.has_value());
   EXPECT_EQ(read.exit_code, 2);
-  EXPECT_NE(read.message.find("max-sequencess"), std::string::npos) << read.message;
+  EXPECT_THAT(read.message, HasSubstr("the file's key 'max-sequencess' is no flag"));
+}
+
+TEST(WorkerConfig, FilesOfOtherSystemsAreRead) {
+  const std::string path = ::testing::TempDir() + "/other_system.toml";
+  std::ofstream(path)
+      << "\xef\xbb\xbfmodel=\"m\"\r\nvram-budget=\"40MiB\"\r\nno-retention=true\r\n";
+  const ParsedConfig read = ParseWorkerConfig({"--config=" + path});
+  ASSERT_TRUE(read.config.has_value()) << read.message;
+  EXPECT_EQ(read.config->engine.model_dir, "m");
+  EXPECT_EQ(read.config->engine.vram_budget_bytes, 40 * kMiB);
+  EXPECT_FALSE(read.config->engine.retention);
+  std::ofstream(path) << "model=\"m\"\n[worker]\nvram-budget=\"40MiB\"\n";
+  EXPECT_THAT(ParseWorkerConfig({"--config=" + path}).message,
+              HasSubstr("line 2: [worker] begins a section, and there are none"));
+  std::ofstream(path) << "no-retention=maybe\n";
+  EXPECT_THAT(ParseWorkerConfig(With({"--config=" + path})).message,
+              HasSubstr("--no-retention = maybe is neither true nor false"));
+  std::remove(path.c_str());
 }
 
 TEST(WorkerConfig, AKeyWithoutAValueIsRefused) {
