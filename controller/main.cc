@@ -41,7 +41,7 @@ int Main(int argc, char** argv) {
   const ParsedConfig parsed = ParseConfig(std::vector<std::string>(argv + 1, argv + argc));
   if (!parsed.config.has_value()) {
     std::fputs(parsed.message.c_str(), parsed.exit_code == 0 ? stdout : stderr);
-    return parsed.exit_code;
+    return parsed.exit_code == 0 && !StdoutTaken() ? 1 : parsed.exit_code;
   }
   const Config& config = *parsed.config;
   SetLogLevel(config.log_level);

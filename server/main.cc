@@ -106,7 +106,7 @@ int Main(int argc, char** argv) {
   ParsedConfig parsed = ParseWorkerConfig(std::vector<std::string>(argv + 1, argv + argc));
   if (!parsed.config.has_value()) {
     std::fputs(parsed.message.c_str(), parsed.exit_code == 0 ? stdout : stderr);
-    return parsed.exit_code;
+    return parsed.exit_code == 0 && !StdoutTaken() ? kExitStart : parsed.exit_code;
   }
   const WorkerConfig& config = *parsed.config;
   SetLogLevel(config.log_level);
@@ -115,7 +115,7 @@ int Main(int argc, char** argv) {
   if (!plan.ok()) return FailedStart(plan.status());
   std::printf("%s\n", plan->ToString().c_str());
   std::fflush(stdout);
-  if (config.plan_only) return kExitOk;
+  if (config.plan_only) return StdoutTaken() ? kExitOk : kExitStart;
 
   stop_at_once.store(false);
   Worker worker(config);

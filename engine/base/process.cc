@@ -4,9 +4,12 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -55,6 +58,15 @@ void PrepareProcess() {
         {{"limit_bytes", static_cast<uint64_t>(addresses.rlim_cur)},
          {"remedy", "ulimit -v unlimited; limit memory by cgroup"}});
   }
+}
+
+bool StdoutTaken() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
+  const int error = errno;  // 0 where an earlier write failed.
+  Log(LogLevel::kError, "the output could not be written",
+      {{"error", error == 0 ? "an earlier write failed" : std::strerror(error)}});
+  return false;
 }
 
 }  // namespace writescope

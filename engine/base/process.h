@@ -19,6 +19,10 @@ namespace writescope {
 // An exception that nobody catches is logged before it ends the process.
 void PrepareProcess();
 
+// Whether everything printed on stdout was taken; logs why not. A file may be on a full disk, and
+// half a configuration or plan must not look like a whole one.
+bool StdoutTaken();
+
 // Each connection takes one; a worker with nobody connected has about 60.
 inline constexpr int kFewDescriptors = 1024;
 

@@ -254,6 +254,12 @@ void AddPlan(CLI::App& app, Action* action) {
   });
 }
 
+// The exit code of an action that ended with `code`: half an answer is none.
+int OutputTaken(int code) {
+  if (code != kExitOk || (std::fflush(stdout) == 0 && std::ferror(stdout) == 0)) return code;
+  return ReportLocalError("the output could not be written");
+}
+
 int Main(int argc, char** argv) {
   ClientOptions client;
   Action action;
@@ -279,9 +285,18 @@ int Main(int argc, char** argv) {
   // CLI11 throws for errors and for --help alike.
   try {
     ParseArguments(app, {argv + 1, argv + argc});
+  } catch (const CLI::RequiredError& error) {
+    // Of a misspelt subcommand CLI11 says only that there is none.
+    const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+    if (app.get_subcommands().empty() && !unknown.empty()) {
+      std::fprintf(stderr, "'%s' is no subcommand; --help lists them\n", unknown.front().c_str());
+    } else {
+      app.exit(error);
+    }
+    return kExitUsage;
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
-    return code == 0 ? kExitOk : kExitUsage;
+    return code == 0 ? OutputTaken(kExitOk) : kExitUsage;
   }
   client.timeout_span = Time(client.timeout);
   if (action.watches_interrupts) {
@@ -291,11 +306,7 @@ int Main(int argc, char** argv) {
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   }
-  const int code = action.run(client);
-  if (code == kExitOk && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
-    return ReportLocalError("the output could not be written");
-  }
-  return code;
+  return OutputTaken(action.run(client));
 }
 
 }  // namespace

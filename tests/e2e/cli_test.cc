@@ -109,6 +109,9 @@ TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   }
   EXPECT_EQ(Client({"generate", "x", "-n", "1", "--seed=18446744073709551615"}).exit_code, 0);
   EXPECT_EQ(Client({}).exit_code, 2);
+  const RunResult misspelt = Client({"genrate", "x"});
+  EXPECT_EQ(misspelt.exit_code, 2);
+  EXPECT_THAT(misspelt.output, HasSubstr("'genrate' is no subcommand"));
   for (const char* address :
        {"--address=http://127.0.0.1:50051", "--control-address=127.0.0.1:x"}) {
     const auto mistyped = RunProgram(CLIENT, {"info", address});

@@ -136,6 +136,17 @@ v1::GenerateRequest Request(const std::string& text, uint32_t max_tokens) {
   return request;
 }
 
+TEST_F(WorkerTest, WhatIsPrintedForAFileThatCannotTakeItIsAnError) {
+  for (const char* flag : {"--plan-only", "--print-config", "--help", "--version"}) {
+    std::vector<std::string> arguments = {"-c", "exec \"$0\" \"$@\" > /dev/full", WORKER};
+    for (std::string& word : Flags({flag})) arguments.push_back(std::move(word));
+    const auto result = RunProgram("/bin/sh", std::move(arguments));
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->exit_code, 1) << flag;
+    EXPECT_THAT(result->output, HasSubstr("could not be written")) << flag;
+  }
+}
+
 TEST_F(WorkerTest, StartsThatFailSayWhy) {
   const testing_support::TempDir dir;
   const std::string truncated = dir.path() + "/truncated";
