@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "engine/base/clock.h"
+#include "engine/base/finish_stream.h"
 #include "engine/base/log.h"
 #include "writescope/v1/control.grpc.pb.h"
 
@@ -257,10 +258,13 @@ class GrpcWorkerClient::Impl {
       absl::MutexLock lock(&mutex_);
       stream_context_ = nullptr;
     }
-    // A message that could not be parsed leaves the call open, and Finish() would wait for its end.
-    context.TryCancel();
-    const grpc::Status status = reader->Finish();
-    if (!stopped()) {
+    const grpc::Status status = FinishStream(*reader, context);
+    if (stopped()) return got_steps;
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      Log(LogLevel::kWarning,
+          "what answers has no steps to watch; --worker has to be a worker's --control-listen",
+          {{"address", options_.address}});
+    } else {
       Log(LogLevel::kInfo, "step stream ended",
           {{"address", options_.address},
            {"code", static_cast<int>(status.error_code())},

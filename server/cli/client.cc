@@ -50,6 +50,12 @@ int ReportError(const grpc::Status& status, const std::string& address) {
       return kExitUnreachable;
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return kExitDeadline;
+    case grpc::StatusCode::UNIMPLEMENTED:
+      std::fprintf(stderr,
+                   "what answers at %s is another service; --address is a worker's --listen, "
+                   "--control-address its --control-listen\n",
+                   address.c_str());
+      return kExitRefused;
     default:
       return kExitRefused;
   }

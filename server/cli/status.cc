@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "engine/base/finish_stream.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "server/cli/terminal.h"
 #include "server/parse_units.h"
@@ -147,9 +148,9 @@ int Watch(const ClientOptions& client, absl::Duration interval) {
     }
     if (watcher.interrupted()) exit_code = kExitInterrupted;
   }
-  context.TryCancel();
+  if (exit_code != kExitOk) context.TryCancel();
   collect.join();
-  const grpc::Status status = reader->Finish();
+  const grpc::Status status = FinishStream(*reader, context);
   if (exit_code == kExitOk) exit_code = ReportError(status, client.control_address);
   return exit_code;
 }

@@ -33,7 +33,7 @@ class FakeService final : public v1::WorkerControlService::Service {
       changed_.wait_for(lock, std::chrono::milliseconds(10));
     }
     ++streams_ended;
-    return grpc::Status::OK;
+    return {grpc::StatusCode::UNAVAILABLE, "the worker is shutting down"};
   }
   grpc::Status SetCpuShare(grpc::ServerContext*, const v1::SetCpuShareRequest* request,
                            v1::SetCpuShareResponse* response) override {
@@ -127,6 +127,20 @@ StepBatch WatchUntil(GrpcWorkerClient& client, const std::function<bool(const St
   }
   ADD_FAILURE() << "not within ten seconds";
   return all;
+}
+
+TEST(WorkerClientTest, WhyTheStreamOfStepsEndedIsLogged) {
+  ::testing::internal::CaptureStderr();
+  {
+    Server server;
+    server.service.Send(1);
+    GrpcWorkerClient client(Options(server.address()));
+    WatchUntil(client, [](const StepBatch& all) { return !all.steps.empty(); });
+    server.service.CloseStreams();
+    WatchUntil(client, [&](const StepBatch&) { return server.service.streams > 1; });
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, ::testing::HasSubstr("code=14 message=\"the worker is shutting down\""));
 }
 
 TEST(WorkerClientTest, StepsArriveInOrder) {

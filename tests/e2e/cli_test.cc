@@ -262,6 +262,24 @@ TEST_F(CliTest, WatchGoesOnUntilCtrlC) {
   EXPECT_EQ(*exit_code, 130);
 }
 
+TEST_F(CliTest, WatchSaysWhyItEnds) {
+  Start();
+  auto client = ChildProcess::Start(CLIENT, Arguments({"status", "--watch"}));
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_TRUE((*client)->AwaitLine("requests", absl::Seconds(10)).ok());
+  worker_.process->Signal(SIGTERM);
+  EXPECT_EQ((*client)->AwaitExit(absl::Seconds(20)).value_or(-1), 4);
+  EXPECT_THAT((*client)->output(), HasSubstr("error: UNAVAILABLE"));
+}
+
+TEST_F(CliTest, AnAddressOfAnotherServiceIsCalledThat) {
+  Start();
+  const auto swapped = RunProgram(CLIENT, {"info", "--address=" + worker_.control});
+  ASSERT_TRUE(swapped.ok()) << swapped.status();
+  EXPECT_EQ(swapped->exit_code, 3);
+  EXPECT_THAT(swapped->output, HasSubstr("is another service"));
+}
+
 TEST_F(CliTest, WorkerDrainsOnSigterm) {
   Start();
   auto client = ChildProcess::Start(CLIENT, Arguments({"generate", "x", "-n", "60"}));
