@@ -13,11 +13,6 @@
 namespace writescope::attention {
 namespace {
 
-// Small enough to share work evenly at the end of a layer, large enough that a claim costs nothing.
-constexpr int64_t kClaimBytes = 128 * kKiB;
-constexpr int64_t kClaimsPerWorker = 4;
-constexpr int64_t kLastClaimBytes = 256 * kKiB;
-constexpr int64_t kLeastClaimsPerWorker = 32;
 constexpr int kSpinsBeforeNap = 500;
 constexpr int64_t kPartValues = 512;  // Of a row's partials, merged under one lock
 // Of a claim that waits for its query: what the second cache holds beside all else.
@@ -32,13 +27,8 @@ int64_t NowNs() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-std::span<const int> ReadersOf(const StepAttention& attention, const Run& run) {
-  return std::span(attention.runs.readers)
-      .subspan(static_cast<size_t>(run.first_reader), static_cast<size_t>(run.num_readers));
-}
-
 bool HaveSameReaders(const StepAttention& attention, const Run& a, const Run& b) {
-  return std::ranges::equal(ReadersOf(attention, a), ReadersOf(attention, b));
+  return std::ranges::equal(ReadersOf(attention.runs, a), ReadersOf(attention.runs, b));
 }
 
 // Asks for a line as its only owner, so that neither a load nor a store of it waits. In assembly:
@@ -126,12 +116,10 @@ absl::StatusOr<std::unique_ptr<CpuAttention>> CpuAttention::Create(const Options
 CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
     : options_(options),
       variant_(*options.variant),
-      claim_blocks_(std::max<int64_t>(1, kClaimBytes / options.geometry.block_bytes())),
-      last_claim_blocks_(std::max(claim_blocks_, kLastClaimBytes / options.geometry.block_bytes())),
-      max_claim_blocks_(std::max(claim_blocks_, kMaxClaimBytes / options.geometry.block_bytes())),
       handoff_(std::move(handoff)),
       query_row_bytes_(QueryRowBytes(options)),
       workers_(static_cast<size_t>(options.num_workers)),
+      claims_(options.geometry, options.num_workers),
       heads_a_part_(std::clamp<int64_t>(kPartValues / options.geometry.v_dim, 1, Part::kMaxHeads)),
       parts_a_row_((options.num_heads + heads_a_part_ - 1) / heads_a_part_),
       parts_(static_cast<size_t>(options.max_rows * parts_a_row_)),
@@ -149,7 +137,7 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
     worker.o.resize(heads * static_cast<size_t>(options.geometry.v_dim));
     worker.m.resize(heads);
     worker.l.resize(heads);
-    worker.touched.resize(static_cast<size_t>(options.max_rows));
+    worker.slots.resize(static_cast<size_t>(options.max_rows), -1);
     worker.kept.resize(kernels::KeptState::kBytes / sizeof(Worker::Line));
   }
   ResetPartials(options.max_rows);
@@ -159,21 +147,21 @@ void CpuAttention::ResetPartials(int num_rows) {
   ++num_steps_;
   std::fill_n(lse_, static_cast<int64_t>(num_rows) * options_.num_heads, kernels::kEmptyLse);
   for (Worker& worker : workers_) {
-    for (const int row : worker.touched_rows) worker.touched[static_cast<size_t>(row)] = false;
+    for (const int row : worker.touched_rows) worker.slots[static_cast<size_t>(row)] = -1;
     worker.touched_rows.clear();
     worker.is_kept = false;
   }
+  claims_.Clear();
 }
 
 void CpuAttention::RunWorker(int index, StepContext& step) {
   Worker& worker = workers_[static_cast<size_t>(index)];
   for (int turn = 0; turn < step.num_turns; ++turn) {
     if (step.hook && !step.hook(Side::kCpu, turn)) return;
-    worker.has_claim = ClaimParts(step, turn, &worker.claim);
     int64_t blocks = 0;
-    if (worker.has_claim) {
-      if (!AwaitQuery(worker, step, turn)) return;
-      blocks = AttendTurn(worker, step, turn);
+    if (claims_.Claim(index, step, turn) || claims_.HasOther(index, step, turn)) {
+      if (!AwaitQuery(index, step, turn)) return;
+      blocks = AttendTurn(index, step, turn);
       if (blocks < 0) return;
     }
     TurnProgress& progress = step.turns[turn];
@@ -186,11 +174,13 @@ void CpuAttention::RunWorker(int index, StepContext& step) {
   }
 }
 
-bool CpuAttention::AwaitQuery(const Worker& worker, const StepContext& step, int turn) const {
+bool CpuAttention::AwaitQuery(int index, StepContext& step, int turn) {
+  std::vector<Run>& parts = workers_[static_cast<size_t>(index)].now;
+  WorkerClaims::Slice(step, turn, claims_.left(index, turn), &parts);
   const std::atomic<uint64_t>& ready = step.flags[turn].query_ready;
   // Of two micro-batches the next query is there as a rule: there is no time to fetch more.
-  FetchFirst(step, turn, worker.claim.parts.front());
-  EarlyFetch fetch(step, turn, worker.claim.parts, options_.geometry.block_bytes());
+  if (!parts.empty()) FetchFirst(step, turn, parts.front());
+  EarlyFetch fetch(step, turn, parts, options_.geometry.block_bytes());
   for (int spin = 0; ready.load(std::memory_order_acquire) < step.epoch; ++spin) {
     if (step.abort.load(std::memory_order_relaxed)) return false;
     if (fetch.Next()) continue;
@@ -203,78 +193,52 @@ bool CpuAttention::AwaitQuery(const Worker& worker, const StepContext& step, int
   return true;
 }
 
-bool CpuAttention::ClaimParts(StepContext& step, int turn, Claim* claim) const {
-  TurnProgress& progress = step.turns[turn];
-  claim->parts.clear();
-  const int64_t host_blocks = step.host_blocks(turn);
-  // Host blocks first: nobody else can take them.
-  if (progress.host_claimed.load(std::memory_order_relaxed) < host_blocks) {
-    const int64_t first = progress.host_claimed.fetch_add(claim_blocks_, std::memory_order_seq_cst);
-    if (first < host_blocks) {
-      claim->num_blocks = std::min(claim_blocks_, host_blocks - first);
-      step.attention(turn).runs.host.Slice(first, claim->num_blocks, &claim->parts);
-      return true;
-    }
-  }
-  const MeetCursor::Claim swing = progress.swing.ClaimBack(SwingClaimBlocks(
-      progress.swing, step.attention(turn).runs.swing.num_blocks(), step.num_workers));
-  if (swing.count == 0) return false;
-  claim->num_blocks = swing.count;
-  step.attention(turn).runs.swing.Slice(swing.first, swing.count, &claim->parts);
-  return true;
-}
-
-int64_t CpuAttention::SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks,
-                                       int num_workers) const {
-  const int64_t part = swing.remaining_back() / (kClaimsPerWorker * num_workers);
-  // Each claim costs a start. In a layer so large nobody waits long for the last twice as large.
-  const int64_t least = std::clamp(num_blocks / (kLeastClaimsPerWorker * num_workers),
-                                   claim_blocks_, last_claim_blocks_);
-  return std::clamp(part, least, max_claim_blocks_);
-}
-
-bool CpuAttention::HasPlenty(const StepContext& step, int turn) const {
-  const TurnProgress& progress = step.turns[turn];
-  const int64_t host_left =
-      step.host_blocks(turn) - progress.host_claimed.load(std::memory_order_relaxed);
-  return std::max<int64_t>(host_left, 0) + progress.swing.remaining_back() >
-         2 * claim_blocks_ * step.num_workers;
-}
-
-int64_t CpuAttention::AttendTurn(Worker& worker, StepContext& step, int turn) {
+int64_t CpuAttention::AttendTurn(int index, StepContext& step, int turn) {
+  Worker& worker = workers_[static_cast<size_t>(index)];
+  const StepAttention& attention = step.attention(turn);
+  const auto has_begun = [&](const Run& run) {
+    const int row = RowOf(attention, ReadersOf(attention.runs, run).front());
+    return worker.slots[static_cast<size_t>(row)] >= 0;
+  };
   int64_t none = 0;
   step.turns[turn].first_start_ns.compare_exchange_strong(none, NowNs(), std::memory_order_relaxed);
   int64_t blocks = 0;
-  bool has_claim = true;
   while (!step.abort.load(std::memory_order_relaxed)) {
-    if (!has_claim) {
+    const WorkerClaims::Range now = claims_.Begin(index, turn);
+    if (now.count == 0) {
       if (step.hook && !step.hook(Side::kCpu, turn)) return -1;
-      if (!ClaimParts(step, turn, &worker.claim)) return blocks;
-      FetchFirst(step, turn, worker.claim.parts.front());
+      if (!claims_.Claim(index, step, turn) &&
+          !claims_.TakeFromOther(index, step, turn, has_begun, &worker.now)) {
+        return blocks;
+      }
+      WorkerClaims::Slice(step, turn, claims_.left(index, turn), &worker.now);
+      if (!worker.now.empty()) FetchFirst(step, turn, worker.now.front());
+      continue;
     }
     // The next claim is made before this one is done, so that its first bytes are on their way
     // meanwhile: without it a claim begins with as many misses as a core can have.
-    bool is_ahead = false;
-    if (HasPlenty(step, turn)) {
+    if (claims_.left(index, turn).count == 0 && claims_.HasPlenty(step, turn)) {
       if (step.hook && !step.hook(Side::kCpu, turn)) return -1;
-      is_ahead = ClaimParts(step, turn, &worker.ahead);
+      claims_.Claim(index, step, turn);
     }
-    const std::vector<Run>& parts = worker.claim.parts;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const Run* next = i + 1 < parts.size() ? &parts[i + 1]
-                        : is_ahead           ? &worker.ahead.parts.front()
-                                             : nullptr;
-      AttendPart(worker, step, turn, parts[i], next);
+    const WorkerClaims::Range left = claims_.left(index, turn);
+    WorkerClaims::Slice(step, turn, now, &worker.now);
+    WorkerClaims::Slice(step, turn,
+                        {left.first, std::min<int64_t>(left.count, kernels::kBlocksAhead)},
+                        &worker.next);
+    for (size_t i = 0; i < worker.now.size(); ++i) {
+      const Run* next = i + 1 < worker.now.size() ? &worker.now[i + 1]
+                        : !worker.next.empty()    ? &worker.next.front()
+                                                  : nullptr;
+      AttendPart(worker, step, turn, worker.now[i], next);
       // Where the others still attend a merge takes none of the layer's time, which memory sets. At
       // its end all would merge at once, each into lines that another core holds.
-      if (next != nullptr && !HaveSameReaders(step.attention(turn), parts[i], *next) &&
-          HasPlenty(step, turn)) {
+      if (next != nullptr && !HaveSameReaders(attention, worker.now[i], *next) &&
+          (claims_.IsMuch(left) || claims_.HasPlenty(step, turn))) {
         Flush(worker, turn);
       }
     }
-    blocks += worker.claim.num_blocks;
-    std::swap(worker.claim, worker.ahead);
-    has_claim = is_ahead;
+    blocks += now.count;
   }
   return -1;
 }
@@ -292,14 +256,16 @@ void CpuAttention::FetchFirst(const StepContext& step, int turn, const Run& part
 }
 
 void CpuAttention::Touch(Worker& worker, int row) {
-  if (worker.touched[static_cast<size_t>(row)]) return;
-  worker.touched[static_cast<size_t>(row)] = true;
+  int& slot = worker.slots[static_cast<size_t>(row)];
+  if (slot >= 0) return;
+  slot = static_cast<int>(worker.touched_rows.size());
   worker.touched_rows.push_back(row);
   const int64_t heads = options_.num_heads;
-  std::fill_n(&worker.o[static_cast<size_t>(row * heads * options_.geometry.v_dim)],
+  const int64_t begin = SlotHead(worker, row);
+  std::fill_n(&worker.o[static_cast<size_t>(begin * options_.geometry.v_dim)],
               heads * options_.geometry.v_dim, 0.0f);
-  std::fill_n(&worker.m[static_cast<size_t>(row * heads)], heads, kernels::kEmptyLse);
-  std::fill_n(&worker.l[static_cast<size_t>(row * heads)], heads, 0.0f);
+  std::fill_n(&worker.m[static_cast<size_t>(begin)], heads, kernels::kEmptyLse);
+  std::fill_n(&worker.l[static_cast<size_t>(begin)], heads, 0.0f);
 }
 
 void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn, const Run& part,
@@ -317,7 +283,7 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
             .num_tokens = kBlockTokens,
             .first_position = run.first_position + int64_t{block} * kBlockTokens};
   };
-  const std::span<const int> readers = ReadersOf(attention, part);
+  const std::span<const int> readers = ReadersOf(attention.runs, part);
   const bool is_left = worker.is_kept && HaveSameReaders(attention, worker.kept_of, part);
   if (!is_left) BringKept(worker);
   for (const int reader : readers) Touch(worker, RowOf(attention, reader));
@@ -340,9 +306,8 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
   worker.l_rows.clear();
   for (int kv_head = 0; kv_head < kv.num_kv_heads; ++kv_head) {
     for (const int reader : readers) {
-      const int64_t row = RowOf(attention, reader);
-      for (int64_t g = 0; g < group; ++g) {
-        const int64_t head = row * heads + kv_head * group + g;
+      const int64_t first = SlotHead(worker, RowOf(attention, reader)) + kv_head * group;
+      for (int64_t head = first; head < first + group; ++head) {
         worker.o_rows.push_back(&worker.o[static_cast<size_t>(head * kv.v_dim)]);
         worker.m_rows.push_back(&worker.m[static_cast<size_t>(head)]);
         worker.l_rows.push_back(&worker.l[static_cast<size_t>(head)]);
@@ -431,7 +396,7 @@ void CpuAttention::Flush(Worker& worker, int turn) {
   }
   for (const int row : worker.touched_rows) {
     PublishLse(row);
-    worker.touched[static_cast<size_t>(row)] = false;
+    worker.slots[static_cast<size_t>(row)] = -1;
   }
   worker.touched_rows.clear();
 }
@@ -453,7 +418,7 @@ bool CpuAttention::FlushPart(Worker& worker, int row, int64_t of_row, int64_t of
   const bool is_first = part.turn != of_turn;
   part.turn = of_turn;
   for (int64_t i = 0; i < count; ++i) {
-    const size_t head = static_cast<size_t>(begin + i);
+    const size_t head = static_cast<size_t>(SlotHead(worker, row) + first + i);
     float lse = is_first ? kernels::kEmptyLse : part.lse[i].load(std::memory_order_relaxed);
     kernels::MergeState(v_dim, out_ + (begin + i) * v_dim, &lse,
                         &worker.o[head * static_cast<size_t>(v_dim)], worker.m[head],

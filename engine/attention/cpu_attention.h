@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/attention/step_attention.h"
+#include "engine/attention/worker_claims.h"
 #include "engine/base/tile_layout.h"
 #include "engine/device/device.h"
 #include "engine/kernels/attention_partial.h"
@@ -32,10 +33,6 @@ class CpuAttention {
   // The fastest variant, as exact as the device: `products` is what that multiplies.
   static const kernels::AttentionVariant& VariantFor(const KvGeometry& geometry, int num_heads,
                                                      kernels::AttentionProducts products);
-  // While much of a layer is left a claim is this large: a worker then meets fewer sequences, each
-  // of which it has to start and to merge. (128 sequences of 8K in one run: 784 and 748 ms a step
-  // with 4 and 8 MiB, 828 with 2; in another 734, 739 and 757.)
-  static constexpr int64_t kMaxClaimBytes = int64_t{8} << 20;
   static int64_t HostBytes(const Options& options);
   static absl::StatusOr<std::unique_ptr<CpuAttention>> Create(const Options& options,
                                                               device::Device& device);
@@ -55,11 +52,6 @@ class CpuAttention {
   void RunWorker(int worker, StepContext& step);
 
  private:
-  struct Claim {
-    std::vector<Run> parts;
-    int64_t num_blocks = 0;
-  };
-
   // Some heads of a row, which workers merge one at a time. A line of its own: what the next worker
   // has to know comes with the lock.
   struct alignas(64) Part {
@@ -76,11 +68,10 @@ class CpuAttention {
 
   // A worker's running states; a row's are made empty when the layer's first claim touches it.
   struct Worker {
-    std::vector<float> o, m, l;
-    std::vector<bool> touched;
+    std::vector<float> o, m, l;  // Of touched rows, in the order of their touch
+    std::vector<int> slots;      // [max_rows]: where a row's state is, or -1
     std::vector<int> touched_rows;
-    Claim claim, ahead;
-    bool has_claim = false;
+    std::vector<Run> now, next;  // Scratch: what it attends to, and what that comes before
     std::vector<int64_t> parts;  // Of touched rows, still to merge into out_ and lse_
     // What the kernel keeps from a call to the next one for the same readers.
     struct alignas(64) Line {
@@ -99,16 +90,10 @@ class CpuAttention {
   CpuAttention(const Options& options, device::Buffer handoff);
   // Waits for the query with the worker's claim, and fetches what that begins with meanwhile: much
   // of a layer's time goes by without a query, in which memory has nothing else to do for the CPU.
-  bool AwaitQuery(const Worker& worker, const StepContext& step, int turn) const;
-  // Goes on from the worker's claim until the layer is exhausted; the number of blocks. -1 when
-  // told to stop.
-  int64_t AttendTurn(Worker& worker, StepContext& step, int turn);
-  // False when nothing is left.
-  bool ClaimParts(StepContext& step, int turn, Claim* claim) const;
-  // Claims shrink towards the end of a layer.
-  int64_t SwingClaimBlocks(const MeetCursor& swing, int64_t num_blocks, int num_workers) const;
-  // Whether so much is left that a worker may hold two claims: the workers still end together.
-  bool HasPlenty(const StepContext& step, int turn) const;
+  bool AwaitQuery(int index, StepContext& step, int turn);
+  // Goes on from the worker's claim until nothing is left of the layer for it; the number of
+  // blocks. -1 when told to stop.
+  int64_t AttendTurn(int index, StepContext& step, int turn);
   // Asks for the very first lines of a claim that was not made ahead; the kernels fetch what comes
   // after them.
   void FetchFirst(const StepContext& step, int turn, const Run& part) const;
@@ -119,6 +104,10 @@ class CpuAttention {
   // Ends with what the kernel keeps: sums come to where they belong.
   void BringKept(Worker& worker);
   void Touch(Worker& worker, int row);
+  // Of a touched row: its first head's place in o, m and l, in heads.
+  int64_t SlotHead(const Worker& worker, int row) const {
+    return worker.slots[static_cast<size_t>(row)] * int64_t{options_.num_heads};
+  }
   // Sets q_rows to the queries of the readers' heads, head by head.
   void FindQueries(Worker& worker, const StepAttention& attention, std::span<const int> readers,
                    bool is_left) const;
@@ -133,9 +122,6 @@ class CpuAttention {
 
   const Options options_;
   const kernels::AttentionVariant& variant_;
-  const int64_t claim_blocks_;       // The least of a claim
-  const int64_t last_claim_blocks_;  // The least in a large layer
-  const int64_t max_claim_blocks_;
   device::Buffer handoff_;
   const int64_t query_row_bytes_;
   std::byte* queries_ = nullptr;
@@ -143,6 +129,7 @@ class CpuAttention {
   float* lse_ = nullptr;
   HandoffFlags* flags_ = nullptr;
   std::vector<Worker> workers_;
+  WorkerClaims claims_;
   const int64_t heads_a_part_;
   const int64_t parts_a_row_;
   std::vector<Part> parts_;  // [max_rows, parts_a_row_]

@@ -1,5 +1,5 @@
 // One cursor in a list of blocks, claimed from both ends: the pump takes from the front, CPU
-// workers from the back. A claim is final: whoever made it does the work.
+// workers from the back. A claim is final: the side that made it does the work.
 #pragma once
 
 #include <algorithm>

@@ -104,7 +104,7 @@ class CpuLoad {
         kv, options_.query_group * kv.num_kv_heads, options_.products);
     // As many blocks at a time as a worker claims while much is left.
     const int64_t claim_blocks =
-        std::clamp<int64_t>(attention::CpuAttention::kMaxClaimBytes / kv.block_bytes(), 1,
+        std::clamp<int64_t>(attention::WorkerClaims::kMaxClaimBytes / kv.block_bytes(), 1,
                             std::max<int64_t>(1, num_blocks_ / num_threads));
     std::vector<kernels::KvHeadBlock> blocks, next;
     int64_t bytes = 0;

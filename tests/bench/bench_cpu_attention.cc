@@ -135,7 +135,7 @@ double TimeRowMajor(attention::WorkerTeam& team, std::span<const std::byte> memo
       }
     }
   }
-  constexpr int64_t kClaim = attention::CpuAttention::kMaxClaimBytes;
+  constexpr int64_t kClaim = attention::WorkerClaims::kMaxClaimBytes;
   std::atomic<int64_t> next{0};
   const int64_t size = static_cast<int64_t>(memory.size()) / kClaim * kClaim;
   const double seconds = TimeTeam(team, [&](int worker) {

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/attention/worker_team.h"
@@ -74,14 +76,15 @@ class CpuAttentionTest : public testing::Test {
     attention_.num_rows = kNumSequences;
   }
 
-  // The last layer of sequence i in one call.
+  // The last layer of the step, of sequence i, in one call.
   void Expect(int i, std::vector<float>* out, std::vector<float>* lse) const {
     const KvGeometry& kv = geometry_;
     const int first = attention_.runs.swing.runs()[static_cast<size_t>(FirstRunOf(i))].first_index;
     const int group = num_heads_ / kv.num_kv_heads;
     std::vector<kernels::KvHeadBlock> blocks;
     for (int b = 0; b < kBlocksOf[i]; ++b) {
-      const std::byte* at = blocks_->region(RegionKind::kSwing).Address(kNumLayers - 1, first + b);
+      const std::byte* at =
+          blocks_->region(RegionKind::kSwing).Address(step_.num_turns - 1, first + b);
       for (int head = 0; head < kv.num_kv_heads; ++head, at += kv.head_bytes()) {
         blocks.push_back({.k = at, .v = at + kv.k_plane_bytes(), .num_tokens = kBlockTokens});
       }
@@ -116,59 +119,71 @@ class CpuAttentionTest : public testing::Test {
     }
   }
 
-  void RunAndCompare(int num_workers, KvDtype query_dtype = KvDtype::kF32) {
+  // Ready for a step of one layer.
+  void Start(int num_workers, KvDtype query_dtype, const kernels::AttentionVariant& variant) {
     auto cpu = CpuAttention::Create({.geometry = geometry_,
                                      .max_turns = kNumLayers,
                                      .num_heads = num_heads_,
                                      .max_rows = kNumSequences,
                                      .query_dtype = query_dtype,
                                      .num_workers = num_workers,
-                                     .variant = &kEmulatedAmx},
+                                     .variant = &variant},
                                     *device_);
     ASSERT_TRUE(cpu.ok()) << cpu.status();
+    cpu_ = *std::move(cpu);
     for (size_t i = 0; i < queries_.size(); ++i) {
       if (query_dtype == KvDtype::kBf16) {
-        reinterpret_cast<uint16_t*>((*cpu)->queries(0))[i] = FloatToBf16(queries_[i]);
+        reinterpret_cast<uint16_t*>(cpu_->queries(0))[i] = FloatToBf16(queries_[i]);
       } else {
-        reinterpret_cast<float*>((*cpu)->queries(0))[i] = queries_[i];
+        reinterpret_cast<float*>(cpu_->queries(0))[i] = queries_[i];
       }
     }
-    TurnProgress turns[kNumLayers];
-    StepContext step;
-    step.micro_batches = {&attention_, 1};
-    step.blocks = &*blocks_;
-    step.num_turns = kNumLayers;
-    step.epoch = 1;
-    step.handoff = true;
-    step.num_workers = num_workers;
-    step.turns = turns;
-    step.flags = (*cpu)->flags();
-    for (TurnProgress& turn : turns) turn.swing.Reset(attention_.runs.swing.num_blocks());
+    turns_ = std::make_unique<TurnProgress[]>(kNumLayers);
+    step_.micro_batches = {&attention_, 1};
+    step_.blocks = &*blocks_;
+    step_.num_turns = 1;
+    step_.epoch = 1;
+    step_.handoff = true;
+    step_.num_workers = num_workers;
+    step_.turns = turns_.get();
+    step_.flags = cpu_->flags();
+    step_.flags[0].query_ready = 1;
+    for (int turn = 0; turn < kNumLayers; ++turn) {
+      turns_[turn].swing.Reset(attention_.runs.swing.num_blocks());
+    }
+  }
+
+  void RunAndCompare(int num_workers, KvDtype query_dtype = KvDtype::kF32) {
+    Start(num_workers, query_dtype, kEmulatedAmx);
     const auto team = WorkerTeam::Create(num_workers);
     for (int layer = 0; layer < kNumLayers; ++layer) {
       // As the device does between layers, which reads the partials.
-      (*cpu)->ResetPartials(kNumSequences);
-      for (int before = 0; before <= layer; ++before) step.flags[before].query_ready = 1;
-      step.num_turns = layer + 1;
-      team->Start([&](int worker) { (*cpu)->RunWorker(worker, step); });
+      cpu_->ResetPartials(kNumSequences);
+      step_.flags[layer].query_ready = 1;
+      step_.num_turns = layer + 1;
+      team->Start([&](int worker) { cpu_->RunWorker(worker, step_); });
       ASSERT_TRUE(team->AwaitDone(absl::Minutes(1)));
     }
+    ExpectAsOneCall();
+  }
+
+  // The partials of the last layer that was run.
+  void ExpectAsOneCall() const {
     // Weights are rounded to 2^-9 relative to another maximum when blocks come in another order.
     constexpr float kTolerance = 0x1p-7f;
     for (int i = 0; i < kNumSequences; ++i) {
       std::vector<float> out, lse;
       Expect(i, &out, &lse);
-      const float* got = (*cpu)->out() + static_cast<int64_t>(i) * out.size();
+      const float* got = cpu_->out() + static_cast<int64_t>(i) * out.size();
       for (size_t at = 0; at < out.size(); ++at) {
         ASSERT_NEAR(got[at], out[at], kTolerance) << "sequence " << i << " value " << at;
       }
       for (int h = 0; h < num_heads_; ++h) {
-        EXPECT_NEAR((*cpu)->lse()[i * num_heads_ + h], lse[static_cast<size_t>(h)], kTolerance);
+        EXPECT_NEAR(cpu_->lse()[i * num_heads_ + h], lse[static_cast<size_t>(h)], kTolerance);
       }
     }
   }
 
- private:
   int FirstRunOf(int sequence) const {
     const auto it = std::ranges::find(attention_.runs.readers, sequence);
     return static_cast<int>(it - attention_.runs.readers.begin());
@@ -180,7 +195,43 @@ class CpuAttentionTest : public testing::Test {
   std::optional<kvcache::BlockTable> blocks_;
   StepAttention attention_;
   std::vector<float> queries_;
+  std::unique_ptr<CpuAttention> cpu_;
+  std::unique_ptr<TurnProgress[]> turns_;
+  StepContext step_;
 };
+
+// What a worker does not get to, as one whose core the system has given away, others attend to: it
+// keeps what it has begun with.
+TEST_F(CpuAttentionTest, AWorkerThatIsHeldUpKeepsWhatItHasBegunWith) {
+  Make({.num_kv_heads = 2, .k_dim = 128, .v_dim = 128}, 2);
+  static std::atomic<int> held_blocks;
+  static std::atomic<bool> is_let_go;
+  held_blocks = 0;
+  is_let_go = false;
+  // The first call is held until the other worker has done all that it can.
+  constexpr kernels::AttentionVariant kHeld = {
+      "held", CpuIsa::kGeneric, kernels::AttentionProducts::kBf16,
+      [](const kernels::AttentionPartialArgs& args) {
+        int none = 0;
+        if (!args.blocks.empty() &&
+            held_blocks.compare_exchange_strong(none, static_cast<int>(args.blocks.size()))) {
+          while (!is_let_go) std::this_thread::yield();
+        }
+        kernels::AttentionPartialAmxEmulated(args);
+      }};
+  Start(2, KvDtype::kF32, kHeld);
+  std::thread held([&] { cpu_->RunWorker(0, step_); });
+  while (held_blocks == 0) std::this_thread::yield();
+  cpu_->RunWorker(1, step_);
+  const int64_t reported = turns_[0].cpu_reported;
+  is_let_go = true;
+  held.join();
+  const int64_t all = attention_.runs.swing.num_blocks();
+  EXPECT_EQ(reported, all - held_blocks / 2);  // Two heads a block
+  EXPECT_LT(held_blocks / 2, all / 4);
+  EXPECT_EQ(turns_[0].cpu_reported, all);
+  ExpectAsOneCall();
+}
 
 TEST_F(CpuAttentionTest, ClaimsOfLatentsAreAsOneCall) {
   Make({.num_kv_heads = 1, .k_dim = 96, .v_dim = 64, .value_in_key = true}, 5);
