@@ -58,6 +58,10 @@ struct SharePlan {
   bool handoff = false;
   int num_workers = 0;  // Of the CPU's, as many as attend; 0: all
 };
+// Where both sides claim until they meet, the link takes what it can in any order.
+inline RunOrder OrderFor(const SharePlan& plan) {
+  return plan.handoff && !plan.meet ? RunOrder::kShortLast : RunOrder::kByReader;
+}
 
 // Engine thread. One step at a time.
 class HybridAttention {

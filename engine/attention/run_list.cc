@@ -57,7 +57,19 @@ bool Continues(const Run& run, const SharedBlock& first, const SharedBlock& next
          next.HasReadersOf(first);
 }
 
-void AddRun(const Run& run, RunList* list) {
+// A copy of fewer blocks takes the link longer than its bytes do.
+constexpr int kShortRunBlocks = 16;
+
+// Long runs as they come, then the short ones as they lie: neighbours that do cross the link can do
+// so in one copy.
+void PutShortLast(std::vector<Run>& runs) {
+  const auto first_short = std::stable_partition(
+      runs.begin(), runs.end(), [](const Run& run) { return run.num_blocks >= kShortRunBlocks; });
+  std::sort(first_short, runs.end(),
+            [](const Run& a, const Run& b) { return a.first_index < b.first_index; });
+}
+
+void AddRun(const Run& run, RunList* list, std::vector<Run>* swing) {
   switch (run.region) {
     case RegionKind::kDevice:
       list->device.push_back(run);
@@ -67,7 +79,11 @@ void AddRun(const Run& run, RunList* list) {
       break;
     case RegionKind::kSwing:
       // A block that will be kept on the device has to cross the link, whatever the cut.
-      (run.retain_index >= 0 ? list->stream : list->swing).Add(run);
+      if (run.retain_index >= 0) {
+        list->stream.Add(run);
+      } else {
+        swing->push_back(run);
+      }
       break;
     case RegionKind::kHost:
       list->host.Add(run);
@@ -107,8 +123,9 @@ int64_t RunList::device_blocks() const {
   return blocks;
 }
 
-RunList BuildRunList(std::span<const std::vector<PlacedBlock>> sequences) {
+RunList BuildRunList(std::span<const std::vector<PlacedBlock>> sequences, RunOrder order) {
   RunList list;
+  std::vector<Run> swing;
   const std::vector<SharedBlock> blocks = CollectBlocks(sequences);
   for (size_t i = 0; i < blocks.size();) {
     const SharedBlock& first = blocks[i];
@@ -122,8 +139,10 @@ RunList BuildRunList(std::span<const std::vector<PlacedBlock>> sequences) {
     for (++i; i < blocks.size() && Continues(run, first, blocks[i]); ++i) ++run.num_blocks;
     list.readers.push_back(first.first_reader);
     list.readers.insert(list.readers.end(), first.others.begin(), first.others.end());
-    AddRun(run, &list);
+    AddRun(run, &list, &swing);
   }
+  if (order == RunOrder::kShortLast) PutShortLast(swing);
+  for (const Run& run : swing) list.swing.Add(run);
   return list;
 }
 

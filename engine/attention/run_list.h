@@ -64,8 +64,17 @@ struct RunList {
   }
 };
 
+// Of the swing list.
+enum class RunOrder {
+  kByReader,
+  // Short runs stand at the CPU's end, for cuts that are planned: where sequences have outgrown
+  // their place on the device each has a few blocks here, and the link would take a copy for each.
+  kShortLast,
+};
+
 // sequences[i] are the sealed blocks of reader i, in order from position 0.
-RunList BuildRunList(std::span<const std::vector<PlacedBlock>> sequences);
+RunList BuildRunList(std::span<const std::vector<PlacedBlock>> sequences,
+                     RunOrder order = RunOrder::kByReader);
 
 // Blocks of the swing list that stay in front of the cut (streamed), for a CPU share of all spilled
 // blocks; what the rigid runs do not allow is clamped.

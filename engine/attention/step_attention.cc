@@ -7,8 +7,8 @@ namespace writescope::attention {
 using kvcache::RegionKind;
 
 StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
-                                 std::span<const StepSequence> sequences, int64_t retain_keep_free,
-                                 std::vector<int>* retained) {
+                                 std::span<const StepSequence> sequences, RunOrder order,
+                                 int64_t retain_keep_free, std::vector<int>* retained) {
   StepAttention step;
   if (!sequences.empty()) step.first_row = sequences.front().first_row;
   std::vector<std::vector<PlacedBlock>> placed(sequences.size());
@@ -40,7 +40,7 @@ StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
                          .first_position = plan.first_position});
     step.num_rows += plan.num_tokens;
   }
-  step.runs = BuildRunList(placed);
+  step.runs = BuildRunList(placed, order);
   return step;
 }
 

@@ -51,8 +51,8 @@ using ClaimHook = std::function<bool(Side side, int turn)>;
 // swing and stream blocks are given copies on the device while more than that many of its blocks
 // are free; their ids are added to `retained`.
 StepAttention BuildStepAttention(kvcache::InplaceKvCache& cache,
-                                 std::span<const StepSequence> sequences, int64_t retain_keep_free,
-                                 std::vector<int>* retained);
+                                 std::span<const StepSequence> sequences, RunOrder order,
+                                 int64_t retain_keep_free, std::vector<int>* retained);
 
 // One turn's claims and flags. All members but the flags are reset by the engine thread before a
 // step.

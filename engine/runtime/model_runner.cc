@@ -157,7 +157,7 @@ StepBytes ModelRunner::BytesOf(std::span<const int> slots) const {
 }
 
 absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, MicroBatches micro_batches,
-                                  int64_t retain_keep_free, Step* step, int* full_slice) {
+                                  const StepOptions& options, Step* step, int* full_slice) {
   int workspace_used = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     const StepSlice& slice = slices[i];
@@ -181,7 +181,8 @@ absl::Status ModelRunner::Prepare(std::span<const StepSlice> slices, MicroBatche
     }
     step->parts.push_back({.slices = std::move(part),
                            .attention = attention::BuildStepAttention(
-                               *cache_, sequences, retain_keep_free, &step->retained)});
+                               *cache_, sequences, attention::OrderFor(options.share),
+                               options.retain_keep_free, &step->retained)});
   }
   absl::Status intact = VerifyBlocks(*step, full_slice);
   if (!intact.ok()) Abandon(*step);
@@ -244,7 +245,7 @@ absl::StatusOr<StepResult> ModelRunner::Run(std::span<const StepSlice> slices,
   const bool is_decode = IsDecode(slices);
   const bool in_parts = is_decode && !options.micro_batches.empty();
   absl::Status status = Prepare(slices, in_parts ? options.micro_batches : InOne(slices.size()),
-                                options.retain_keep_free, &step, full_slice);
+                                options, &step, full_slice);
   RETURN_IF_ERROR(status);
   cache_->mutable_blocks().LockRetained(true);
   std::vector<attention::StepAttention> parts;

@@ -162,7 +162,7 @@ class ModelRunner {
   };
   ModelRunner(const model::ModelConfig& config, ops::Ops& ops, const Options& options);
   absl::Status Prepare(std::span<const StepSlice> slices, MicroBatches micro_batches,
-                       int64_t retain_keep_free, Step* step, int* full_slice);
+                       const StepOptions& options, Step* step, int* full_slice);
   static void AddRows(const StepSlice& slice, int index, Step* step);
   static MicroBatches InOne(size_t num_slices);
   absl::Status VerifyBlocks(const Step& step, int* bad_slice) const;

@@ -138,8 +138,9 @@ bool ModelRunner::Stage(int staged_step, const Step& step,
 absl::Status ModelRunner::RunResident(std::span<const StepSlice> slices, const LogitsSink& sink,
                                       int* full_slice, bool may_replay) {
   Step step;
-  RETURN_IF_ERROR(
-      Prepare(slices, InOne(slices.size()), /*retain_keep_free=*/-1, &step, full_slice));
+  StepOptions options;
+  options.retain_keep_free = -1;
+  RETURN_IF_ERROR(Prepare(slices, InOne(slices.size()), options, &step, full_slice));
   const MicroBatch& batch = step.parts.front();
   if (batch.attention.runs.spilled_blocks() > 0) {
     Abandon(step);

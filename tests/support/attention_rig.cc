@@ -166,7 +166,8 @@ StepOutput AttentionRig::Run(const StepRequest& request) {
   for (size_t first = 0; first < sequences.size(); first += first_parts) {
     const size_t count = batches.empty() ? first_parts : sequences.size() - first;
     attention.push_back(attention::BuildStepAttention(
-        cache, std::span(sequences).subspan(first, count), request.retain_keep_free, &retained));
+        cache, std::span(sequences).subspan(first, count), OrderFor(request.share),
+        request.retain_keep_free, &retained));
     if (request.plant) request.plant(attention.back());
     batches.push_back({.first_part = first,
                        .num_parts = count,

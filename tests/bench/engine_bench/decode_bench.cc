@@ -92,6 +92,7 @@ ResultRow RowOf(const BenchRig& rig, Timings timings) {
   row.link_busy_ms = 1e3 * stats.link_busy_s;
   row.both_busy_ms = 1e3 * stats.both_busy_s;
   row.gap_ms = 1e3 * stats.dense_s;
+  row.link_wait_ms = 1e3 * stats.link_wait_s;
   row.device_attention_ms = 1e3 * stats.device_attention_s;
   row.copies = stats.copies;
   row.micro_batches = median.micro_batches;
@@ -167,7 +168,7 @@ void Print(const ResultRow& row) {
       "%4d x %-7ld %-7s %-8s %s spilled %7.2f GiB  share %.3f  step %9.2f ms (%.2f-%.2f)  floor "
       "%9.2f"
       "  raw %9.2f  c1 %.1f p1 %.1f raw %.1f %.1f GB/s  dense %7.2f, of half %.2f  ratio %.3f  cpu "
-      "%.1f link %.1f both %.1f gaps %.1f dev-att %.1f "
+      "%.1f link %.1f both %.1f gaps %.1f dev-att %.1f awaits-link %.1f "
       "copies %d "
       "hand-off us out %.1f/%.1f back %.1f/%.1f device %.2f host %.2f GiB\n",
       row.batch, row.context_tokens, row.policy.c_str(), row.cut.c_str(), micro_batches.c_str(),
@@ -176,8 +177,8 @@ void Print(const ResultRow& row) {
       row.rates.cpu_with_link / 1e9, row.rates.link_with_cpu / 1e9,
       row.raw_rates.cpu_with_link / 1e9, row.raw_rates.link_with_cpu / 1e9, row.dense_ms,
       row.half_dense_ms, row.step_ms / row.floor_ms, row.cpu_busy_ms, row.link_busy_ms,
-      row.both_busy_ms, row.gap_ms, row.device_attention_ms, row.copies, row.handoff_out_us,
-      row.handoff_out_p99_us, row.handoff_back_us, row.handoff_back_p99_us,
+      row.both_busy_ms, row.gap_ms, row.device_attention_ms, row.link_wait_ms, row.copies,
+      row.handoff_out_us, row.handoff_out_p99_us, row.handoff_back_us, row.handoff_back_p99_us,
       static_cast<double>(row.device_bytes_peak) / static_cast<double>(kGiB),
       static_cast<double>(row.host_bytes_peak) / static_cast<double>(kGiB));
   std::fflush(stdout);

@@ -40,6 +40,7 @@ nlohmann::json ToJson(const ResultRow& row) {
                          {"link_busy_ms", row.link_busy_ms},
                          {"both_busy_ms", row.both_busy_ms},
                          {"gap_ms", row.gap_ms},
+                         {"link_wait_ms", row.link_wait_ms},
                          {"device_attention_ms", row.device_attention_ms},
                          {"copies", row.copies},
                          {"handoff_out_us", row.handoff_out_us},

@@ -45,6 +45,7 @@ struct ResultRow {
   double link_busy_ms = 0;
   double both_busy_ms = 0;
   double gap_ms = 0;
+  double link_wait_ms = 0;  // The device waited for a wave of the link
   double device_attention_ms = 0;
   int copies = 0;
   // Of a resident step, where kernels were recorded (kernels > 0): how many there are, how long at

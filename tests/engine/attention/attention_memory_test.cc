@@ -123,7 +123,8 @@ class OneSideTest : public AttentionMemoryTest {
     for (size_t i = 0; i < plans_.size(); ++i) {
       sequences.push_back({.plan = &plans_[i], .first_row = static_cast<int>(i)});
     }
-    attention_ = BuildStepAttention(rig_.cache().cache(), sequences, -1, nullptr);
+    attention_ =
+        BuildStepAttention(rig_.cache().cache(), sequences, RunOrder::kByReader, -1, nullptr);
     num_layers_ = rig_.options().cache.num_layers;
     turns_.reset(new TurnProgress[static_cast<size_t>(num_layers_)]);
     context_.micro_batches = {&attention_, 1};

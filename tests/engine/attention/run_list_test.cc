@@ -1,10 +1,13 @@
 #include "engine/attention/run_list.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "tests/support/seed.h"
 
@@ -136,6 +139,35 @@ TEST(RunList, RunsOfASequenceAreMaximal) {
       }
     }
   }
+}
+
+// The link takes as long for a call as for some blocks, so what is short is the CPU's first.
+TEST(RunList, ShortSwingRunsStandBehindLongOnesWhereThatIsAskedFor) {
+  // One has outgrown the device, one lies in two long runs, one has outgrown another long run.
+  const auto blocks = [](std::initializer_list<std::pair<int, int>> runs, int first_id) {
+    std::vector<PlacedBlock> placed;
+    for (const auto& [first_index, count] : runs) {
+      for (int i = 0; i < count; ++i) {
+        placed.push_back({.block_id = first_id++, .place = {RegionKind::kSwing, first_index + i}});
+      }
+    }
+    return placed;
+  };
+  const Sequences sequences{blocks({{901, 1}}, 0), blocks({{300, 16}, {100, 40}}, 100),
+                            blocks({{500, 20}, {900, 1}, {700, 15}}, 200)};
+  const auto order = [&](RunOrder wanted) {
+    std::vector<std::pair<int, int>> runs;
+    for (const attention::Run& run : BuildRunList(sequences, wanted).swing.runs()) {
+      runs.emplace_back(run.first_index, run.num_blocks);
+    }
+    return runs;
+  };
+  using testing::ElementsAre;
+  using testing::Pair;
+  EXPECT_THAT(order(RunOrder::kShortLast), ElementsAre(Pair(300, 16), Pair(100, 40), Pair(500, 20),
+                                                       Pair(700, 15), Pair(900, 1), Pair(901, 1)));
+  EXPECT_THAT(order(RunOrder::kByReader), ElementsAre(Pair(901, 1), Pair(300, 16), Pair(100, 40),
+                                                      Pair(500, 20), Pair(900, 1), Pair(700, 15)));
 }
 
 TEST(RunList, ASharedPrefixIsOneRunAndEndsWhereReadersDiffer) {
