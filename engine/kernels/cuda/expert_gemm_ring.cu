@@ -23,6 +23,9 @@ constexpr int kValueBytes = kInt4GroupCols * 2;  // Of a slot's group
 // A unit is kRowTiles tiles of rows (with a gate, half of them are of `up`) by all columns. The
 // multiplying warps are kParts times kBands: the parts divide the groups of columns, the bands the
 // row tiles. A stage of the ring holds kGroups groups.
+//
+// Gate and up of the same rows are neighbouring tiles of a warp where a warp has two, else tiles of
+// two bands. The warps whose sums meet in a result are a team: those of a band, or of two.
 template <int kParts_, int kBands_, int kWarpTiles_, int kSlotTiles_, int kGroups_, int kStages_,
           int kBlocks_>
 struct RingShape {
@@ -41,14 +44,20 @@ struct RingShape {
   static constexpr int kValuesAt = kScalesAt + kRowTiles * kGroups * kScaleBytes;
   static constexpr int kStageBytes = kValuesAt + kSlots * kValueStride;
   static_assert(kStageBytes % 128 == 0);
-  static constexpr int kSumStride = kRowTiles * kInt4TileRows + 4;
+  static constexpr bool kPaired = kWarpTiles % 2 == 0;
+  template <bool kGated>
+  static constexpr int kTeams = kGated && !kPaired ? kBands / 2 : kBands;
+  static constexpr int kWarpSums = kWarpTiles * kSlotTiles * 4;  // Of each lane
   static constexpr int kSumsAt = kStages * kStageBytes;
-  static constexpr int kSumBytes = kParts * kSlots * kSumStride * 4;
-  static constexpr int kOutRowsAt = kSumsAt + kSumBytes;
-  static constexpr int kBarriersAt = kOutRowsAt + kSlots * 8;
-  static constexpr int kSharedBytes = kBarriersAt + 2 * kStages * 8;
+  static constexpr int kSumBytes = kMultipliers * kWarpSums * 32 * 4;
   // What a multiprocessor of sm_90 has, less 1 KiB for each block.
-  static_assert((kSharedBytes + 1024) * kBlocks <= 228 * 1024);
+  static constexpr int kMaxBytes = 228 * 1024 / kBlocks - 1024;
+  // With two sets of sums a warp may write those of a unit while others read those before.
+  static constexpr int kBarrierBytes = 2 * kStages * 8;
+  static constexpr int kSumSets = kSumsAt + 2 * kSumBytes + kBarrierBytes <= kMaxBytes ? 2 : 1;
+  static constexpr int kBarriersAt = kSumsAt + kSumSets * kSumBytes;
+  static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes;
+  static_assert(kSharedBytes <= kMaxBytes);
   static_assert(kRingRows % (kRowTiles * kInt4TileRows) == 0);
 };
 
@@ -119,11 +128,17 @@ __device__ void FillRing(const ExpertGemmArgs& args, const RingUnits& units, std
             const int m = i % Shape::kRowTiles;
             const bool scales = i >= Shape::kRowTiles;
             copy.group_bytes = scales ? kScaleBytes : kQuantBytes;
-            copy.base = (kGated && m >= kOutTiles ? args.up : args.w) +
-                        tile.expert * args.expert_stride_bytes + (scales ? quant_bytes : 0) +
-                        int64_t{m % kOutTiles} * groups * copy.group_bytes;
+            const bool is_up = kGated && (Shape::kPaired ? m % 2 == 1 : m >= kOutTiles);
+            const int row_tile = kGated && Shape::kPaired ? m / 2 : m % kOutTiles;
+            copy.base = (is_up ? args.up : args.w) + tile.expert * args.expert_stride_bytes +
+                        (scales ? quant_bytes : 0) + int64_t{row_tile} * groups * copy.group_bytes;
             copy.unit_bytes = int64_t{kOutTiles} * groups * copy.group_bytes;
             copy.to = (scales ? Shape::kScalesAt : 0) + m * Shape::kGroups * copy.group_bytes;
+            // The unit's row tiles lie one after the other where a stage has all groups of them,
+            // and are one copy: the lanes' copies are issued one at a time.
+            if (!kGated && groups == Shape::kGroups) {
+              copy.group_bytes = m == 0 ? Shape::kRowTiles * copy.group_bytes : 0;
+            }
           } else if (values && i - kWeightCopies < tile.num_slots) {
             const int slot = tile.first_slot + i - kWeightCopies;
             const int64_t row =
@@ -232,54 +247,89 @@ __device__ void MultiplyStage(const std::byte* weights, const std::byte* scales,
   }
 }
 
-template <int kThreads>
-__device__ void SyncMultipliers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-}
-
-// Adds up what the parts have of a unit, and writes it.
+// Where a lane leaves its sums of a unit, and which results it writes: some of its team's.
 template <typename Shape, bool kGated>
-__device__ void WriteUnit(const ExpertGemmArgs& args, const ExpertTile& tile, int unit_of_tile,
-                          int part, int band, int lane,
-                          const float (&sums)[Shape::kWarpTiles][Shape::kSlotTiles][4],
-                          std::byte* shared) {
-  constexpr int kThreads = Shape::kMultipliers * 32;
-  constexpr int kOutRows = Shape::template kOutTiles<kGated> * kInt4TileRows;
-  auto* part_sums = reinterpret_cast<float*>(shared + Shape::kSumsAt);
-  const auto sum_at = [&](int p, int slot) {
-    return part_sums + (p * Shape::kSlots + slot) * Shape::kSumStride;
-  };
-  auto* out_rows = reinterpret_cast<int64_t*>(shared + Shape::kOutRowsAt);  // Of y, of each slot
-  SyncMultipliers<kThreads>();  // Everybody has read the sums of the unit before.
-  if (threadIdx.x < Shape::kSlots) {
-    const int at = tile.first_slot + min(static_cast<int>(threadIdx.x), tile.num_slots - 1);
-    out_rows[threadIdx.x] = args.y_by_pair ? args.slot_pairs[at] : at;
+struct RingTeam {
+  static constexpr int kWarps = Shape::kMultipliers / Shape::template kTeams<kGated>;
+  static constexpr int kSums = Shape::kSlotTiles * 4;  // Of a lane and a row tile
+  static constexpr int kMine = (kSums + kWarps - 1) / kWarps;
+  static constexpr int kOutTiles =
+      kGated && Shape::kPaired ? Shape::kWarpTiles / 2 : Shape::kWarpTiles;
+  static constexpr int kWarpFloats = Shape::kWarpSums * 32;
+  int team = 0;
+  int write_at = 0;    // In a set of sums
+  int read_at[kMine];  // In a set: the first part's, of the first row tile
+  int slots[kMine];    // Of the tile; kSlots for none
+  int rows[kMine];     // Of the unit
+
+  __device__ RingTeam(int part, int band, int lane) {
+    constexpr int kTeams = Shape::template kTeams<kGated>;
+    const int member = band / kTeams * Shape::kParts + part;
+    team = band % kTeams;
+    write_at = (team * kWarps + member) * kWarpFloats + lane;
+    Keep(write_at);
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) {
+      // Members next to each other have the same slots, since these may be few.
+      const int k = member + j * kWarps;
+      const int sum = k / 4 * 4 + k % 2 * 2 + k % 4 / 2;
+      read_at[j] = team * kWarps * kWarpFloats + sum * 32 + lane;
+      slots[j] = sum < kSums ? sum / 4 * 8 + lane % 4 * 2 + sum % 2 : Shape::kSlots;
+      rows[j] = team * kOutTiles * kInt4TileRows + lane / 4 + sum % 4 / 2 * 8;
+      Keep(read_at[j]);
+      Keep(slots[j]);
+      Keep(rows[j]);
+    }
   }
+  __device__ void Sync() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kWarps * 32) : "memory");
+  }
+
+ private:
+  // In a register: the compiler would rather compute it again for each unit, and it is instructions
+  // that limit the kernel.
+  static __device__ void Keep(int& value) { asm volatile("" : "+r"(value)); }
+};
+
+// Adds up what the parts have of a unit, and writes it to `out`, the rows of y of this lane's
+// slots, each from the unit's first row on.
+template <typename Shape, bool kGated>
+__device__ void WriteUnit(const RingTeam<Shape, kGated>& team, int num_slots, int first_row,
+                          const float (&sums)[Shape::kWarpTiles][Shape::kSlotTiles][4],
+                          __nv_bfloat16* const (&out)[RingTeam<Shape, kGated>::kMine], float* set) {
+  using Team = RingTeam<Shape, kGated>;
+  if (Shape::kSumSets == 1) team.Sync();  // Everybody has read the sums of the unit before.
 #pragma unroll
   for (int m = 0; m < Shape::kWarpTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < Shape::kSlotTiles; ++n) {
-      if (n * 8 >= tile.num_slots) break;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int row = (band * Shape::kWarpTiles + m) * kInt4TileRows + lane / 4 + c / 2 * 8;
-        sum_at(part, n * 8 + lane % 4 * 2 + c % 2)[row] = sums[m][n][c];
-      }
+    for (int i = 0; i < Team::kSums; ++i) {
+      set[team.write_at + (m * Team::kSums + i) * 32] = sums[m][i / 4][i % 4];
     }
   }
-  SyncMultipliers<kThreads>();
-  const int first_row = unit_of_tile * kOutRows;
-  for (int i = threadIdx.x; i < tile.num_slots * kOutRows; i += kThreads) {
-    const int slot = i / kOutRows, r = i % kOutRows;
-    float value = 0, up = 0;
+  team.Sync();
 #pragma unroll
-    for (int p = 0; p < Shape::kParts; ++p) {
-      value += sum_at(p, slot)[r];
-      if constexpr (kGated) up += sum_at(p, slot)[kOutRows + r];
+  for (int j = 0; j < Team::kMine; ++j) {
+    if (team.slots[j] >= num_slots) continue;
+    const float* first = set + team.read_at[j];
+#pragma unroll
+    for (int m = 0; m < Team::kOutTiles; ++m) {
+      float value = 0, up = 0;
+#pragma unroll
+      for (int p = 0; p < Shape::kParts; ++p) {
+        const auto sum_at = [&](int member, int tile) {
+          return first[member * Team::kWarpFloats + tile * Team::kSums * 32];
+        };
+        if constexpr (kGated && Shape::kPaired) {
+          value += sum_at(p, 2 * m);
+          up += sum_at(p, 2 * m + 1);
+        } else {
+          value += sum_at(p, m);
+          if constexpr (kGated) up += sum_at(Shape::kParts + p, m);
+        }
+      }
+      if constexpr (kGated) value = SiLu(value) * up;
+      out[j][first_row + m * kInt4TileRows] = __float2bfloat16_rn(value);
     }
-    if constexpr (kGated) value = SiLu(value) * up;
-    static_cast<__nv_bfloat16*>(args.y)[out_rows[slot] * args.y_stride + first_row + r] =
-        __float2bfloat16_rn(value);
   }
 }
 
@@ -302,10 +352,20 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
   int at_tile = units.first / units.per_tile, unit_of_tile = units.first % units.per_tile;
   int tile_at = -1;
   ExpertTile tile = {};
+  using Team = RingTeam<Shape, kGated>;
+  const Team team(part, band, lane);
+  __nv_bfloat16* out[Team::kMine] = {};
+  int set = 0;
   for (int left = units.end - units.first; left > 0; --left) {
     if (at_tile != tile_at) {
       tile_at = at_tile;
       tile = args.tiles[tile_at];
+#pragma unroll
+      for (int j = 0; j < Team::kMine; ++j) {
+        const int at = tile.first_slot + min(team.slots[j], tile.num_slots - 1);
+        const int64_t row = args.y_by_pair ? args.slot_pairs[at] : at;
+        out[j] = static_cast<__nv_bfloat16*>(args.y) + row * args.y_stride + team.rows[j];
+      }
     }
     float sums[Shape::kWarpTiles][Shape::kSlotTiles][4] = {};
     for (int group = 0; group < groups; group += Shape::kGroups) {
@@ -326,7 +386,10 @@ __device__ void MultiplyUnits(const ExpertGemmArgs& args, const RingUnits& units
       Arrive(&empty[place.stage]);
       place.Next();
     }
-    WriteUnit<Shape, kGated>(args, tile, unit_of_tile, part, band, lane, sums, shared);
+    WriteUnit<Shape, kGated>(
+        team, tile.num_slots, unit_of_tile * Shape::template kOutTiles<kGated> * kInt4TileRows,
+        sums, out, reinterpret_cast<float*>(shared + Shape::kSumsAt + set * Shape::kSumBytes));
+    if (Shape::kSumSets == 2) set ^= 1;
     if (++unit_of_tile == units.per_tile) {
       unit_of_tile = 0;
       ++at_tile;
@@ -356,14 +419,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   }
   RingUnits units;
   units.per_tile = args.rows / (Shape::template kOutTiles<kGated> * kInt4TileRows);
-  const int64_t total = int64_t{tiles} * units.per_tile;
+  const int total = tiles * units.per_tile, grid = static_cast<int>(gridDim.x);
   // Blocks that begin together on a multiprocessor, of the first and of the second half of the
   // grid, have neighbouring shares: not both of them have a unit more than others.
-  const int per_round = static_cast<int>(gridDim.x) / Shape::kBlocks;
+  const int per_round = grid / Shape::kBlocks;
   const int share = static_cast<int>(blockIdx.x) % per_round * Shape::kBlocks +
                     static_cast<int>(blockIdx.x) / per_round;
-  units.first = static_cast<int>(total * share / gridDim.x);
-  units.end = static_cast<int>(total * (share + 1) / gridDim.x);
+  // A share is total * share / grid to the next, without the half microsecond of a division of 64
+  // bits, for which everything would wait.
+  const int each = total / grid, rest = total % grid;
+  units.first = each * share + rest * share / grid;
+  units.end = each * (share + 1) + rest * (share + 1) / grid;
   if (threadIdx.x / 32 == Shape::kMultipliers) {
     FillRing<Shape, kGated>(args, units, shared, full, empty);
   } else {

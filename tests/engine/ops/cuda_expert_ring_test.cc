@@ -67,6 +67,25 @@ constexpr RingCase kCases[] = {
      .experts = 16,
      .slots_per_expert = 16,
      .tile_slots = 16},
+    // Stages with all groups of columns: the quants of a unit are one copy.
+    {.rows = 1152,
+     .cols = 768,
+     .gated = false,
+     .experts = 16,
+     .slots_per_expert = 3,
+     .tile_slots = 8},
+    {.rows = 128,
+     .cols = 1024,
+     .gated = false,
+     .experts = 2,
+     .slots_per_expert = 8,
+     .tile_slots = 8},
+    {.rows = 128,
+     .cols = 512,
+     .gated = false,
+     .experts = 2,
+     .slots_per_expert = 11,
+     .tile_slots = 16},
 };
 
 // Any quants are weights; scales have one size, so that no group is lost among the others.
