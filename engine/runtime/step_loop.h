@@ -75,6 +75,9 @@ class StepLoop {
   void PlanHybrid(std::span<const int> slots, StepOptions* options, StepStats* stats);
   // What a hybrid step has shown.
   void LearnFrom(const StepResult& result, int batch_size, double predicted_s, double step_s);
+  // Ends those of a step that have been read and are to generate nothing. A prompt of one token
+  // takes a step like those of answers.
+  void FinishWithoutTokens(const std::vector<ActiveRequest*>& requests);
   void TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
                   const RowLogits& logits);
   // After a failed step: pauses, drops or fails what it takes to go on.

@@ -17,6 +17,8 @@ constexpr absl::Duration kBetweenNap = absl::Microseconds(20);
 constexpr int64_t kRetainKeepFreeDivisor = 128;
 
 std::span<const TokenId> NextTokens(const ActiveRequest& request, int64_t length, int64_t count) {
+  // Past the end would be whatever lies there: an answer to it, or a crash.
+  CHECK_LE(length + count, request.num_tokens()) << "request " << request.request_id();
   return std::span(request.tokens())
       .subspan(static_cast<size_t>(length), static_cast<size_t>(count));
 }
@@ -57,14 +59,18 @@ void StepLoop::RunPrefill(const std::vector<ActiveRequest*>& requests,
     HandleStepError(requests, result.status(), full_slice);
     return;
   }
+  FinishWithoutTokens(requests);
+  ReportStep(StepKind::kPrefill, total, result->attention, device::NowSeconds() - began_s,
+             static_cast<int>(requests.size()), {});
+}
+
+void StepLoop::FinishWithoutTokens(const std::vector<ActiveRequest*>& requests) {
   for (ActiveRequest* request : requests) {
     if (Pending(*request) == 0 && !request->finish().has_value() &&
         !errors_.contains(request->id())) {
       request->FinishWithoutTokens();
     }
   }
-  ReportStep(StepKind::kPrefill, total, result->attention, device::NowSeconds() - began_s,
-             static_cast<int>(requests.size()), {});
 }
 
 void StepLoop::TakeLogits(const std::vector<ActiveRequest*>& requests, int slice, int64_t position,
@@ -128,8 +134,8 @@ bool StepLoop::RunResident(const std::vector<ActiveRequest*>& requests) {
   }
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i]->AddAttention({.resident_tokens = lengths[i] + 1}, 0);
-    if (slices[i].logits == LogitsOf::kNone) requests[i]->FinishWithoutTokens();
   }
+  FinishWithoutTokens(requests);
   return true;
 }
 
@@ -216,8 +222,8 @@ void StepLoop::RunHybrid(const std::vector<ActiveRequest*>& requests,
   const int64_t bytes_per_token = runner_.cache().bytes_per_token();
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i]->AddAttention(result->slices[i], bytes_per_token);
-    if (slices[i].logits == LogitsOf::kNone) requests[i]->FinishWithoutTokens();
   }
+  FinishWithoutTokens(requests);
   const int batch_size = static_cast<int>(requests.size());
   stats.micro_batches = result->micro_batches;
   if (options.share.num_workers > 0) stats.cpu_workers = options.share.num_workers;

@@ -54,6 +54,39 @@ TEST(EngineTokensTest, AreCountedAsTheyCome) {
   EXPECT_TRUE(Eventually([&] { return engine->state().generated_tokens_total == generated; }));
 }
 
+// It takes a step like those of answers; within another one's step, too, whose link is slow.
+TEST(EngineTokensTest, APromptOfOneTokenIsReadForItsLogprobsAlone) {
+  EngineOptions options = DemoOptions();
+  options.link_bytes_per_s = 4e6;
+  options.retention = false;
+  const auto engine = MakeEngine(options);
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request;
+  request.prompt = std::vector<TokenId>{300};
+  request.stopping.max_tokens = 0;
+  request.prompt_logprobs = 1;
+  const auto long_one = std::make_shared<CollectSink>();
+  for (const bool beside_another : {false, true}) {
+    if (beside_another) {
+      GenerateRequest spilled = TextRequest(testing::ReadText(kDemo + "/prose.txt"), 5000);
+      std::get<std::vector<PromptSegment>>(spilled.prompt)[0].text.resize(14000);
+      spilled.stopping.ignore_eos = true;
+      ASSERT_TRUE(engine->Submit(std::move(spilled), long_one).ok());
+      ASSERT_TRUE(long_one->AwaitTokens(2));
+    }
+    const auto sink = std::make_shared<CollectSink>();
+    ASSERT_TRUE(engine->Submit(request, sink).ok());
+    ASSERT_TRUE(sink->Await(absl::Seconds(20))) << beside_another;
+    ASSERT_TRUE(sink->status().ok()) << sink->status();
+    EXPECT_TRUE(sink->tokens().empty());
+    EXPECT_EQ(sink->last().finish->reason, FinishReason::kMaxTokens);
+    size_t positions = 0;
+    for (const GenerateEvent& event : sink->events()) positions += event.prompt_logprobs.size();
+    EXPECT_EQ(positions, 1u);
+  }
+  EXPECT_FALSE(long_one->Await(absl::ZeroDuration()));
+}
+
 TEST(EngineTokensTest, OfAPromptCountOnceHoweverItIsRead) {
   EngineOptions options = DemoOptions();
   options.prefill_chunk_tokens = 64;
