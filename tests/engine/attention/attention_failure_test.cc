@@ -23,7 +23,11 @@ using ::testing::HasSubstr;
 using testing::StepOutput;
 using testing::StepRequest;
 
+#ifdef __SANITIZE_THREAD__
+constexpr absl::Duration kWaitLimit = absl::Milliseconds(500);
+#else
 constexpr absl::Duration kWaitLimit = absl::Milliseconds(200);
+#endif
 
 struct FailureCase {
   std::string name;

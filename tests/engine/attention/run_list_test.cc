@@ -157,7 +157,8 @@ TEST(RunList, ShortSwingRunsStandBehindLongOnesWhereThatIsAskedFor) {
                             blocks({{500, 20}, {900, 1}, {700, 15}}, 200)};
   const auto order = [&](RunOrder wanted) {
     std::vector<std::pair<int, int>> runs;
-    for (const attention::Run& run : BuildRunList(sequences, wanted).swing.runs()) {
+    const RunList list = BuildRunList(sequences, wanted);
+    for (const attention::Run& run : list.swing.runs()) {
       runs.emplace_back(run.first_index, run.num_blocks);
     }
     return runs;
