@@ -1,11 +1,13 @@
 #include "engine/attention/cpu_attention.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <new>
 #include <thread>
 #include <utility>
 
+#include "engine/attention/early_fetch.h"
 #include "engine/base/bf16.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
@@ -15,9 +17,6 @@ namespace {
 
 constexpr int kSpinsBeforeNap = 500;
 constexpr int64_t kPartValues = 512;  // Of a row's partials, merged under one lock
-// Of a claim that waits for its query: what the second cache holds beside all else.
-constexpr int64_t kEarlyBytes = 512 * kKiB;
-constexpr int64_t kFetchBytes = kKiB;  // Between two looks at the query's flag
 // Of each tile of keys, since scores begin with several tiles side by side. More would hold up the
 // work that it is for: with the whole block asked for at once a block of latents takes 11 us from
 // memory, with this 7.5.
@@ -41,38 +40,6 @@ void FetchToWrite(const void* line) {
 int RowOf(const StepAttention& attention, int reader) {
   return attention.first_row + attention.rows[static_cast<size_t>(reader)].first_row;
 }
-
-// Brings what a claim begins with towards the core, a little at each call.
-class EarlyFetch {
- public:
-  EarlyFetch(const StepContext& step, int turn, const std::vector<Run>& parts, int64_t block_bytes)
-      : step_(step), layer_(step.layer(turn)), parts_(parts), block_bytes_(block_bytes) {}
-
-  // False when there is nothing more to fetch.
-  bool Next() {
-    if (room_bytes_ <= 0 || part_ == parts_.size()) return false;
-    const Run& run = parts_[part_];
-    const std::byte* const at =
-        step_.blocks->region(run.region).Address(layer_, run.first_index) + part_done_bytes_;
-    for (int64_t i = 0; i < kFetchBytes; i += 64) __builtin_prefetch(at + i, 0, 2);
-    room_bytes_ -= kFetchBytes;
-    part_done_bytes_ += kFetchBytes;
-    if (part_done_bytes_ >= run.num_blocks * block_bytes_) {
-      part_done_bytes_ = 0;
-      ++part_;
-    }
-    return true;
-  }
-
- private:
-  const StepContext& step_;
-  const int layer_;
-  const std::vector<Run>& parts_;
-  const int64_t block_bytes_;
-  int64_t room_bytes_ = kEarlyBytes;
-  size_t part_ = 0;
-  int64_t part_done_bytes_ = 0;
-};
 
 int64_t QueryRowBytes(const CpuAttention::Options& o) {
   return o.num_heads * int64_t{o.geometry.k_dim} * KvDtypeBytes(o.query_dtype);
@@ -131,13 +98,15 @@ CpuAttention::CpuAttention(const Options& options, device::Buffer handoff)
   lse_ = reinterpret_cast<float*>(lse);
   flags_ = reinterpret_cast<HandoffFlags*>(lse + LseBytes(options));
   for (int turn = 0; turn < options.max_turns; ++turn) new (flags_ + turn) HandoffFlags();
-  const size_t heads =
-      static_cast<size_t>(options.max_rows) * static_cast<size_t>(options.num_heads);
+  const size_t slots = static_cast<size_t>(options.max_rows) + kMaxLeft;
+  const size_t heads = slots * static_cast<size_t>(options.num_heads);
   for (Worker& worker : workers_) {
     worker.o.resize(heads * static_cast<size_t>(options.geometry.v_dim));
     worker.m.resize(heads);
     worker.l.resize(heads);
-    worker.slots.resize(static_cast<size_t>(options.max_rows), -1);
+    worker.slots = std::vector<Worker::Slot>(slots);
+    worker.slot_of.resize(static_cast<size_t>(options.max_rows), -1);
+    worker.left_slot.resize(static_cast<size_t>(options.max_rows));
     worker.kept.resize(kernels::KeptState::kBytes / sizeof(Worker::Line));
   }
   ResetPartials(options.max_rows);
@@ -147,10 +116,15 @@ void CpuAttention::ResetPartials(int num_rows) {
   ++num_steps_;
   std::fill_n(lse_, static_cast<int64_t>(num_rows) * options_.num_heads, kernels::kEmptyLse);
   for (Worker& worker : workers_) {
-    for (const int row : worker.touched_rows) worker.slots[static_cast<size_t>(row)] = -1;
+    for (const int row : worker.touched_rows) worker.slot_of[static_cast<size_t>(row)] = -1;
     worker.touched_rows.clear();
     worker.is_kept = false;
+    for (Worker::Slot& slot : worker.slots) {
+      slot.is_used = false;
+      slot.is_left = false;
+    }
   }
+  for (Row& row : rows_) row.workers.Clear();
   claims_.Clear();
 }
 
@@ -198,7 +172,7 @@ int64_t CpuAttention::AttendTurn(int index, StepContext& step, int turn) {
   const StepAttention& attention = step.attention(turn);
   const auto has_begun = [&](const Run& run) {
     const int row = RowOf(attention, ReadersOf(attention.runs, run).front());
-    return worker.slots[static_cast<size_t>(row)] >= 0;
+    return worker.slot_of[static_cast<size_t>(row)] >= 0;
   };
   int64_t none = 0;
   step.turns[turn].first_start_ns.compare_exchange_strong(none, NowNs(), std::memory_order_relaxed);
@@ -255,10 +229,21 @@ void CpuAttention::FetchFirst(const StepContext& step, int turn, const Run& part
   }
 }
 
-void CpuAttention::Touch(Worker& worker, int row) {
-  int& slot = worker.slots[static_cast<size_t>(row)];
-  if (slot >= 0) return;
-  slot = static_cast<int>(worker.touched_rows.size());
+int CpuAttention::FreeSlot(const Worker& worker) const {
+  // There is one: at most max_rows are in use and kMaxLeft left.
+  for (int at = 0;; ++at) {
+    const Worker::Slot& slot = worker.slots[static_cast<size_t>(at)];
+    if (!slot.is_used && !slot.is_left.load(std::memory_order_acquire)) return at;
+  }
+}
+
+void CpuAttention::Touch(Worker& worker, int turn, int row) {
+  int& at = worker.slot_of[static_cast<size_t>(row)];
+  if (at >= 0) return;
+  at = FreeSlot(worker);
+  Worker::Slot& slot = worker.slots[static_cast<size_t>(at)];
+  slot.is_used = true;
+  slot.has_entered = rows_[static_cast<size_t>(row)].workers.Enter(turn);
   worker.touched_rows.push_back(row);
   const int64_t heads = options_.num_heads;
   const int64_t begin = SlotHead(worker, row);
@@ -286,7 +271,7 @@ void CpuAttention::AttendPart(Worker& worker, const StepContext& step, int turn,
   const std::span<const int> readers = ReadersOf(attention.runs, part);
   const bool is_left = worker.is_kept && HaveSameReaders(attention, worker.kept_of, part);
   if (!is_left) BringKept(worker);
-  for (const int reader : readers) Touch(worker, RowOf(attention, reader));
+  for (const int reader : readers) Touch(worker, turn, RowOf(attention, reader));
 
   // The heads of a block lie one after the other, and so do blocks: memory is read as one stream.
   worker.blocks.clear();
@@ -378,6 +363,7 @@ void CpuAttention::FindQueries(Worker& worker, const StepAttention& attention,
 
 void CpuAttention::Flush(Worker& worker, int turn) {
   BringKept(worker);
+  LeaveToOthers(worker, turn);
   const int64_t num_parts = static_cast<int64_t>(worker.touched_rows.size()) * parts_a_row_;
   const int64_t of_turn = num_steps_ * options_.max_turns + turn;
   // Workers end a layer at the same time, with the same rows: each begins elsewhere, and leaves a
@@ -396,9 +382,75 @@ void CpuAttention::Flush(Worker& worker, int turn) {
   }
   for (const int row : worker.touched_rows) {
     PublishLse(row);
-    worker.slots[static_cast<size_t>(row)] = -1;
+    int& slot = worker.slot_of[static_cast<size_t>(row)];
+    worker.slots[static_cast<size_t>(slot)].is_used = false;
+    slot = -1;
   }
   worker.touched_rows.clear();
+}
+
+void CpuAttention::LeaveToOthers(Worker& worker, int turn) {
+  const int index = static_cast<int>(&worker - workers_.data());
+  int num_left = 0;
+  for (const Worker::Slot& slot : worker.slots) {
+    num_left += slot.is_left.load(std::memory_order_relaxed) ? 1 : 0;
+  }
+  size_t num_kept = 0;
+  for (const int row : worker.touched_rows) {
+    int& at = worker.slot_of[static_cast<size_t>(row)];
+    Worker::Slot& slot = worker.slots[static_cast<size_t>(at)];
+    if (slot.has_entered) {
+      // What it has left of this row before must have been merged: there is one place for it.
+      const int before = worker.left_slot[static_cast<size_t>(row)];
+      const bool may_leave =
+          num_left < kMaxLeft &&
+          !worker.slots[static_cast<size_t>(before)].is_left.load(std::memory_order_acquire);
+      if (may_leave) {
+        slot.is_left.store(true, std::memory_order_relaxed);
+        worker.left_slot[static_cast<size_t>(row)] = at;
+      }
+      const RowWorkers::Exit exit =
+          rows_[static_cast<size_t>(row)].workers.Leave(turn, index, may_leave);
+      if (exit.leaves) {
+        ++num_left;
+        slot.is_used = false;
+        at = -1;
+        continue;
+      }
+      if (may_leave) slot.is_left.store(false, std::memory_order_relaxed);
+      for (uint64_t taken = exit.taken; taken != 0; taken &= taken - 1) {
+        AddLeft(worker, row, workers_[static_cast<size_t>(std::countr_zero(taken))]);
+      }
+    }
+    worker.touched_rows[num_kept++] = row;
+  }
+  worker.touched_rows.resize(num_kept);
+}
+
+void CpuAttention::AddLeft(Worker& worker, int row, Worker& other) {
+  const int v_dim = options_.geometry.v_dim;
+  const int slot = other.left_slot[static_cast<size_t>(row)];
+  const int64_t from = slot * int64_t{options_.num_heads};
+  const int64_t to = SlotHead(worker, row);
+  // Another core has them: asked for so far ahead that it need not be waited for.
+  constexpr int64_t kAheadValues = 4096 / sizeof(float);
+  constexpr int64_t kLineValues = 64 / sizeof(float);
+  const float* const end = &other.o[static_cast<size_t>(from * v_dim)] + options_.num_heads * v_dim;
+  const float* ahead = &other.o[static_cast<size_t>(from * v_dim)];
+  for (int64_t i = 0; i < kAheadValues && ahead < end; i += kLineValues, ahead += kLineValues) {
+    __builtin_prefetch(ahead, 0, 3);
+  }
+  for (int64_t i = 0; i < options_.num_heads; ++i) {
+    for (int64_t d = 0; d < v_dim && ahead < end; d += kLineValues, ahead += kLineValues) {
+      __builtin_prefetch(ahead, 0, 3);
+    }
+    const size_t mine = static_cast<size_t>(to + i);
+    const size_t left = static_cast<size_t>(from + i);
+    kernels::AddState(v_dim, &worker.o[mine * static_cast<size_t>(v_dim)], &worker.m[mine],
+                      &worker.l[mine], &other.o[left * static_cast<size_t>(v_dim)], other.m[left],
+                      other.l[left]);
+  }
+  other.slots[static_cast<size_t>(slot)].is_left.store(false, std::memory_order_release);
 }
 
 bool CpuAttention::FlushPart(Worker& worker, int row, int64_t of_row, int64_t of_turn) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/attention/row_workers.h"
 #include "engine/attention/step_attention.h"
 #include "engine/attention/worker_claims.h"
 #include "engine/base/tile_layout.h"
@@ -64,12 +65,20 @@ class CpuAttention {
   // Of a row. Workers that have merged all its parts wish for its line of lse_ to be written.
   struct alignas(64) Row {
     std::atomic<int> wishes{0};
+    RowWorkers workers;
   };
 
   // A worker's running states; a row's are made empty when the layer's first claim touches it.
   struct Worker {
-    std::vector<float> o, m, l;  // Of touched rows, in the order of their touch
-    std::vector<int> slots;      // [max_rows]: where a row's state is, or -1
+    struct Slot {
+      bool is_used = false;
+      bool has_entered = false;           // RowWorkers knows of it.
+      std::atomic<bool> is_left = false;  // Until another worker has merged it
+    };
+    std::vector<float> o, m, l;  // By slot
+    std::vector<Slot> slots;     // [max_rows + kMaxLeft]
+    std::vector<int> slot_of;    // [max_rows]: where a row's state is, or -1
+    std::vector<int> left_slot;  // [max_rows]: where the row's state is that was left
     std::vector<int> touched_rows;
     std::vector<Run> now, next;  // Scratch: what it attends to, and what that comes before
     std::vector<int64_t> parts;  // Of touched rows, still to merge into out_ and lse_
@@ -103,15 +112,20 @@ class CpuAttention {
   kernels::AttentionPartialArgs CallFor(Worker& worker, bool is_left) const;
   // Ends with what the kernel keeps: sums come to where they belong.
   void BringKept(Worker& worker);
-  void Touch(Worker& worker, int row);
+  void Touch(Worker& worker, int turn, int row);
+  int FreeSlot(const Worker& worker) const;
   // Of a touched row: its first head's place in o, m and l, in heads.
   int64_t SlotHead(const Worker& worker, int row) const {
-    return worker.slots[static_cast<size_t>(row)] * int64_t{options_.num_heads};
+    return worker.slot_of[static_cast<size_t>(row)] * int64_t{options_.num_heads};
   }
   // Sets q_rows to the queries of the readers' heads, head by head.
   void FindQueries(Worker& worker, const StepAttention& attention, std::span<const int> readers,
                    bool is_left) const;
-  // Merges what the worker has into out_ and lse_.
+  // Leaves what the worker has to others that attend to the same rows still; what remains stands in
+  // touched_rows, with what others have left to it.
+  void LeaveToOthers(Worker& worker, int turn);
+  void AddLeft(Worker& worker, int row, Worker& other);
+  // Merges what the worker has into out_ and lse_, or leaves it to others that will.
   void Flush(Worker& worker, int turn);
   // False when another worker has the part. Turns are counted over all steps.
   bool FlushPart(Worker& worker, int row, int64_t of_row, int64_t of_turn);
@@ -134,6 +148,8 @@ class CpuAttention {
   const int64_t parts_a_row_;
   std::vector<Part> parts_;  // [max_rows, parts_a_row_]
   std::vector<Row> rows_;    // [max_rows]
+  // Of a worker's states, those that wait for another worker at once
+  static constexpr int kMaxLeft = 2;
   int64_t num_steps_ = 0;
 };
 

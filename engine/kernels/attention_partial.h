@@ -115,4 +115,9 @@ const RowMixVariant& ActiveRowMixVariant();
 template <typename T>
 void MergeState(int v_dim, T* out, T* lse, const T* o, T m, T l);
 
+// Adds the running state (other_o, other_m, other_l) of the same row, of other tokens, to (o, m,
+// l).
+template <typename T>
+void AddState(int v_dim, T* o, T* m, T* l, const T* other_o, T other_m, T other_l);
+
 }  // namespace writescope::kernels

@@ -58,6 +58,19 @@ void MergeState(int v_dim, T* out, T* lse, const T* o, T m, T l) {
   *lse = lse_max + std::log2(sum);
 }
 
+template <typename T>
+void AddState(int v_dim, T* o, T* m, T* l, const T* other_o, T other_m, T other_l) {
+  if (other_l == 0) return;
+  const T m_max = std::fmax(*m, other_m);
+  const T keep = *l == 0 ? T{0} : std::exp2(*m - m_max);  // Nothing seen is m = -inf, and o = 0.
+  const T add = std::exp2(other_m - m_max);
+  MixRow(v_dim, keep, o, add, other_o);
+  *l = keep * *l + add * other_l;
+  *m = m_max;
+}
+
+template void AddState<float>(int, float*, float*, float*, const float*, float, float);
+template void AddState<double>(int, double*, double*, double*, const double*, double, double);
 template void MergeState<float>(int, float*, float*, const float*, float, float);
 template void MergeState<double>(int, double*, double*, const double*, double, double);
 template void FinishPartial<float>(int, const float*, float, float, float*, float*);

@@ -82,6 +82,55 @@ TEST(MergeState, IsFinishThenMerge) {
   }
 }
 
+// Either order, and what it comes to is what merging the one after the other comes to.
+TEST(AddState, IsBothMerged) {
+  std::mt19937_64 random(testing_support::TestSeed());
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 200; ++round) {
+    struct State {
+      std::vector<float> o = std::vector<float>(37);
+      float m = kEmptyLse, l = 0;
+    };
+    State states[2];
+    std::vector<double> want(37);
+    double want_lse = kEmptyLse;
+    for (int i = 0; i < 2; ++i) {
+      if (round % (5 + i) == 0) continue;  // Nothing seen
+      State& state = states[i];
+      for (float& value : state.o) value = 20 * normal(random);
+      state.m = 30 * normal(random);
+      state.l = 1 + std::fabs(10 * normal(random));
+      const std::vector<double> o(state.o.begin(), state.o.end());
+      MergeState<double>(37, want.data(), &want_lse, o.data(), state.m, state.l);
+    }
+    const int first = round % 2;
+    State& sum = states[first];
+    const State& other = states[1 - first];
+    AddState(37, sum.o.data(), &sum.m, &sum.l, other.o.data(), other.m, other.l);
+    std::vector<float> out(37);
+    float lse = 0;
+    FinishPartial(37, sum.o.data(), sum.m, sum.l, out.data(), &lse);
+    if (std::isinf(want_lse)) {
+      EXPECT_EQ(lse, kEmptyLse);
+      continue;
+    }
+    EXPECT_NEAR(lse, want_lse, 1e-4);
+    for (size_t d = 0; d < out.size(); ++d) {
+      EXPECT_NEAR(out[d], want[d], 1e-5 + 1e-5 * std::fabs(want[d]));
+    }
+  }
+}
+
+TEST(AddState, NanOfEitherSideStays) {
+  for (const bool is_first : {true, false}) {
+    float o[2] = {is_first ? NAN : 1.0f, 1}, m = 0, l = is_first ? NAN : 1.0f;
+    const float other_o[2] = {is_first ? 1.0f : NAN, 1};
+    AddState(2, o, &m, &l, other_o, 1.0f, is_first ? 1.0f : NAN);
+    EXPECT_TRUE(std::isnan(o[0]));
+    EXPECT_TRUE(std::isnan(l));
+  }
+}
+
 TEST(MergeState, AValueThatOutweighsAllComesOutBitForBit) {
   const std::vector<float> o = {0.3f, -7.25f, 1e-3f};
   std::vector<float> out = {5, 6, 7};
