@@ -82,6 +82,7 @@ void HybridAttention::BeginStep(std::vector<StepAttention> micro_batches, const 
   step_.handoff = plan.handoff && spilled_blocks > 0;
   step_.num_workers = plan.num_workers > 0 ? plan.num_workers : num_workers();
   step_.guided = plan.meet && step_.handoff;
+  step_.cpu_share = plan.cpu_share;
   // Of two micro-batches the CPU goes on with the other one's turn: there is no end to share.
   step_.cpu_reserve_bytes = step_.guided && micro_batches_.size() == 1 ? cpu_reserve_.bytes() : 0;
   step_.turns = turns_.get();

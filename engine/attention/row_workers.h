@@ -16,6 +16,7 @@ class RowWorkers {
   static constexpr int kMaxWorkers = 40;  // Those after them leave nothing.
   // More would be much to merge for the last one, when the device waits for it.
   static constexpr int kMaxLeft = 2;
+  static constexpr int kMaxCount = 0xff;
 
   struct Exit {
     bool leaves = false;  // Its sums are another's to merge.
@@ -25,12 +26,12 @@ class RowWorkers {
   // Engine thread, before a step.
   void Clear() { state_.store(0, std::memory_order_relaxed); }
 
-  // False while workers of another turn attend to the row: this one then is on its own, and does
-  // not exit.
+  // False while workers of another turn attend to the row, or as many as can be counted: this one
+  // then is on its own, and does not exit.
   bool Enter(int turn) {
     uint64_t seen = state_.load(std::memory_order_relaxed);
     while (true) {
-      if (Count(seen) > 0 && Turn(seen) != turn) return false;
+      if (Count(seen) == kMaxCount || (Count(seen) > 0 && Turn(seen) != turn)) return false;
       const uint64_t next = Pack(turn, Count(seen) + 1, Left(seen));
       if (state_.compare_exchange_weak(seen, next, std::memory_order_relaxed)) return true;
     }
@@ -53,7 +54,7 @@ class RowWorkers {
     return static_cast<uint64_t>(turn) << 48 | static_cast<uint64_t>(count) << kMaxWorkers | left;
   }
   static int Turn(uint64_t state) { return static_cast<int>(state >> 48); }
-  static int Count(uint64_t state) { return static_cast<int>(state >> kMaxWorkers & 0xff); }
+  static int Count(uint64_t state) { return static_cast<int>(state >> kMaxWorkers & kMaxCount); }
   static uint64_t Left(uint64_t state) { return state & ((uint64_t{1} << kMaxWorkers) - 1); }
 
   std::atomic<uint64_t> state_{0};

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/container/flat_hash_map.h"
+
 namespace writescope::attention {
 namespace {
 
@@ -61,11 +63,22 @@ bool Continues(const Run& run, const SharedBlock& first, const SharedBlock& next
 constexpr int kShortRunBlocks = 16;
 
 // Long runs as they come, then the short ones as they lie: neighbours that do cross the link can do
-// so in one copy.
-void PutShortLast(std::vector<Run>& runs) {
+// so in one copy. But where a sequence has many short ones they stay together: in a full cache
+// sequences grow block by block in turns, and a worker would begin with another one at each block.
+void PutShortLast(const std::vector<int>& readers, std::vector<Run>& runs) {
   const auto first_short = std::stable_partition(
       runs.begin(), runs.end(), [](const Run& run) { return run.num_blocks >= kShortRunBlocks; });
-  std::sort(first_short, runs.end(),
+  const auto reader_of = [&](const Run& run) {
+    return readers[static_cast<size_t>(run.first_reader)];
+  };
+  absl::flat_hash_map<int, int64_t> short_blocks;
+  for (auto run = first_short; run != runs.end(); ++run) {
+    short_blocks[reader_of(*run)] += run->num_blocks;
+  }
+  const auto first_few = std::stable_partition(first_short, runs.end(), [&](const Run& run) {
+    return short_blocks[reader_of(run)] >= kShortRunBlocks;
+  });
+  std::sort(first_few, runs.end(),
             [](const Run& a, const Run& b) { return a.first_index < b.first_index; });
 }
 
@@ -98,12 +111,15 @@ void RunQueue::Add(const Run& run) {
   runs_.push_back(run);
 }
 
+size_t RunQueue::RunAt(int64_t block) const {
+  return static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), block) -
+                             starts_.begin()) -
+         1;
+}
+
 void RunQueue::Slice(int64_t first, int64_t count, std::vector<Run>* parts) const {
   if (count <= 0) return;
-  size_t i = static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), first) -
-                                 starts_.begin()) -
-             1;
-  for (; count > 0; ++i) {
+  for (size_t i = RunAt(first); count > 0; ++i) {
     Run part = runs_[i];
     const int skip = static_cast<int>(first - starts_[i]);
     const int take = static_cast<int>(std::min<int64_t>(part.num_blocks - skip, count));
@@ -141,7 +157,7 @@ RunList BuildRunList(std::span<const std::vector<PlacedBlock>> sequences, RunOrd
     list.readers.insert(list.readers.end(), first.others.begin(), first.others.end());
     AddRun(run, &list, &swing);
   }
-  if (order == RunOrder::kShortLast) PutShortLast(swing);
+  if (order == RunOrder::kShortLast) PutShortLast(list.readers, swing);
   for (const Run& run : swing) list.swing.Add(run);
   return list;
 }

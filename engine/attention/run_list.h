@@ -45,6 +45,9 @@ class RunQueue {
   }
   // The parts of runs that make up blocks [first, first + count) of the queue.
   void Slice(int64_t first, int64_t count, std::vector<Run>* parts) const;
+  // The run that holds the block, which is one of the queue's, and the first block of a run.
+  size_t RunAt(int64_t block) const;
+  int64_t start(size_t run) const { return starts_[run]; }
 
  private:
   std::vector<Run> runs_;

@@ -80,6 +80,7 @@ struct StepContext {
   bool handoff = false;
   int num_workers = 1;            // That claim
   bool guided = false;            // meet: claims of the link shrink towards the end
+  double cpu_share = 0.5;         // guided: what the CPU is thought to take
   int64_t cpu_reserve_bytes = 0;  // guided: the link leaves the last of a turn's swing list
   TurnProgress* turns = nullptr;  // [num_turns]
   HandoffFlags* flags = nullptr;  // [num_turns]

@@ -14,8 +14,9 @@ constexpr int64_t kLeastClaimsPerWorker = 32;
 // What is left is divided by so many for each worker: the first claims of a layer are nearly all
 // that a worker gets, since what it turns out to have no time for others take. Where the link
 // claims too it has to find its part.
-constexpr int64_t kClaimsPerWorker = 1;
-constexpr int64_t kGuidedClaimsPerWorker = 2;
+constexpr double kClaimsPerWorker = 1;
+constexpr double kGuidedClaimsPerWorker = 2;
+constexpr double kLeastShare = 1.0 / 32;
 constexpr int64_t kBeginBytes = 512 * kKiB;
 constexpr int64_t kTakeBytes = 256 * kKiB;
 
@@ -28,16 +29,19 @@ bool HaveSameReaders(const RunList& runs, const Run& a, const Run& b) {
 int64_t CutNear(const RunList& runs, const RunQueue& queue, int64_t block, int64_t slack) {
   if (block <= 0 || block >= queue.num_blocks()) return block;
   const std::vector<Run>& all = queue.runs();
-  // Of the readers of the run at hand: their first block, and the one behind their last.
-  int64_t first = 0, behind = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (i > 0 && !HaveSameReaders(runs, all[i - 1], all[i])) {
-      if (behind > block) break;
-      first = behind;
-    }
-    behind += all[i].num_blocks;
-    if (behind - block > slack) break;
+  // Where the readers at the block begin, and where the next ones do: looked for no further than
+  // `slack`, since of what has grown in a full cache each block is a run.
+  size_t i = queue.RunAt(block);
+  size_t next = i + 1;
+  while (i > 0 && block - queue.start(i) <= slack && HaveSameReaders(runs, all[i - 1], all[i])) --i;
+  const auto start = [&](size_t run) {
+    return run < all.size() ? queue.start(run) : queue.num_blocks();
+  };
+  while (next < all.size() && start(next) - block <= slack &&
+         HaveSameReaders(runs, all[next - 1], all[next])) {
+    ++next;
   }
+  const int64_t first = queue.start(i), behind = start(next);
   const int64_t back = block - first, on = behind - block;
   if (std::min(back, on) > slack) return block;
   return back <= on ? first : behind;
@@ -56,11 +60,15 @@ void WorkerClaims::Clear() {
 }
 
 int64_t WorkerClaims::Wanted(const StepContext& step, int64_t left, int64_t num_blocks) const {
-  const int64_t claims = step.guided ? kGuidedClaimsPerWorker : kClaimsPerWorker;
+  // Together the first claims are no more than the CPU's part of the list.
+  const double claims =
+      step.guided ? std::max(kGuidedClaimsPerWorker, 1 / std::max(step.cpu_share, kLeastShare))
+                  : kClaimsPerWorker;
   // Each claim costs a start. In a layer so large nobody waits long for the last twice as large.
   const int64_t least = std::clamp(num_blocks / (kLeastClaimsPerWorker * step.num_workers),
                                    least_claim_, least_of_large_layer_);
-  return std::clamp(left / (claims * step.num_workers), least, most_claim_);
+  const double wanted = static_cast<double>(left) / (claims * step.num_workers);
+  return std::clamp(static_cast<int64_t>(wanted), least, most_claim_);
 }
 
 bool WorkerClaims::Claim(int worker, StepContext& step, int turn) {

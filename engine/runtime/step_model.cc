@@ -15,6 +15,9 @@ constexpr int64_t kMinAttentionBytes = 16 << 10;
 // Steps of a batch before its D counts as known: those at the start are submitted call by call, and
 // take longer than the recorded ones that a choice is about.
 constexpr int kSettledSteps = 8;
+// What a single step counts for at the most, of what steps have shown.
+constexpr double kMostOfDense = 2;
+constexpr double kMostOfRatio = 1.5;
 // Less is within the error of the prediction. On an H200 two micro-batches took 3 to 15 % less than
 // the whole batch where 2 to 6 % less were predicted; where 22 % were, 1 to 3 % more: what steps
 // really take has the last word.
@@ -49,7 +52,9 @@ void StepModel::LearnDense(int batch_size, double seconds) {
   if (at == dense_.end() || at->bucket != bucket) {
     dense_.insert(at, {bucket, seconds, 1});
   } else {
-    at->seconds += kSmoothing * (seconds - at->seconds);
+    // A step that was recorded or interrupted says nothing of the machine, however long it took.
+    const double most = at->num_steps >= kSettledSteps ? kMostOfDense * at->seconds : seconds;
+    at->seconds += kSmoothing * (std::min(seconds, most) - at->seconds);
     ++at->num_steps;
   }
 }
@@ -59,7 +64,12 @@ bool StepModel::Behind::known() const { return num_steps >= kStepsThatRecord + k
 void StepModel::Behind::Learn(double value) {
   ++num_steps;
   if (num_steps <= kStepsThatRecord) return;
-  ratio += (num_steps == kStepsThatRecord + 1 ? 1 : kSmoothing) * (value - ratio);
+  if (num_steps == kStepsThatRecord + 1) {
+    ratio = value;
+  } else {
+    // One step that was interrupted decides nothing.
+    ratio += kSmoothing * (std::min(value, kMostOfRatio * ratio) - ratio);
+  }
 }
 
 void StepModel::LearnStep(const TakenStep& step) {

@@ -143,7 +143,8 @@ TEST(RunList, RunsOfASequenceAreMaximal) {
 
 // The link takes as long for a call as for some blocks, so what is short is the CPU's first.
 TEST(RunList, ShortSwingRunsStandBehindLongOnesWhereThatIsAskedFor) {
-  // One has outgrown the device, one lies in two long runs, one has outgrown another long run.
+  // One has outgrown the device, one lies in two long runs, one has outgrown another long run, and
+  // one has grown block by block: its short runs are many.
   const auto blocks = [](std::initializer_list<std::pair<int, int>> runs, int first_id) {
     std::vector<PlacedBlock> placed;
     for (const auto& [first_index, count] : runs) {
@@ -154,7 +155,8 @@ TEST(RunList, ShortSwingRunsStandBehindLongOnesWhereThatIsAskedFor) {
     return placed;
   };
   const Sequences sequences{blocks({{901, 1}}, 0), blocks({{300, 16}, {100, 40}}, 100),
-                            blocks({{500, 20}, {900, 1}, {700, 15}}, 200)};
+                            blocks({{500, 20}, {900, 1}, {700, 14}}, 200),
+                            blocks({{950, 8}, {600, 1}, {910, 7}}, 300)};
   const auto order = [&](RunOrder wanted) {
     std::vector<std::pair<int, int>> runs;
     const RunList list = BuildRunList(sequences, wanted);
@@ -165,10 +167,12 @@ TEST(RunList, ShortSwingRunsStandBehindLongOnesWhereThatIsAskedFor) {
   };
   using testing::ElementsAre;
   using testing::Pair;
-  EXPECT_THAT(order(RunOrder::kShortLast), ElementsAre(Pair(300, 16), Pair(100, 40), Pair(500, 20),
-                                                       Pair(700, 15), Pair(900, 1), Pair(901, 1)));
-  EXPECT_THAT(order(RunOrder::kByReader), ElementsAre(Pair(901, 1), Pair(300, 16), Pair(100, 40),
-                                                      Pair(500, 20), Pair(900, 1), Pair(700, 15)));
+  EXPECT_THAT(order(RunOrder::kShortLast),
+              ElementsAre(Pair(300, 16), Pair(100, 40), Pair(500, 20), Pair(950, 8), Pair(600, 1),
+                          Pair(910, 7), Pair(700, 14), Pair(900, 1), Pair(901, 1)));
+  EXPECT_THAT(order(RunOrder::kByReader),
+              ElementsAre(Pair(901, 1), Pair(300, 16), Pair(100, 40), Pair(500, 20), Pair(900, 1),
+                          Pair(700, 14), Pair(950, 8), Pair(600, 1), Pair(910, 7)));
 }
 
 TEST(RunList, ASharedPrefixIsOneRunAndEndsWhereReadersDiffer) {

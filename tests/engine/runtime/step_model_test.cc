@@ -63,6 +63,17 @@ TEST(StepModel, DenseTimeIsThatOfTheNearestBatch) {
   EXPECT_NEAR(model.DenseSeconds(16), 0.030, 1e-6);
 }
 
+// As where the process was stopped for a while.
+TEST(StepModel, OneInterruptedStepHardlyMovesTheDenseTime) {
+  StepModel model(Options());
+  for (int i = 0; i < 10; ++i) model.LearnDense(16, 0.010);
+  model.LearnDense(16, 60);
+  EXPECT_LE(model.DenseSeconds(16), 0.0121);
+  // A machine that has become slower is followed all the same.
+  for (int i = 0; i < 30; ++i) model.LearnDense(16, 0.1);
+  EXPECT_GT(model.DenseSeconds(16), 0.09);
+}
+
 TEST(StepModel, DeviceAttentionIsMeasured) {
   StepModel model(Options());
   model.LearnDeviceAttention(100, 1);  // Too little to say anything
@@ -289,6 +300,14 @@ TEST_F(StepModelTrial, TwoPartsThatTurnOutSlowerAreGivenUpAndTriedAgain) {
   EXPECT_GT(steps, 100);
   EXPECT_LT(steps, 1000);
   Learn(10, 2, 2.2);
+  EXPECT_FALSE(PlanHalves().pays);
+}
+
+TEST_F(StepModelTrial, OneInterruptedStepOfTheWholeBatchDecidesNothing) {
+  Learn(20, 1, 1.3);
+  Learn(30, 2, 3);
+  ASSERT_FALSE(PlanHalves().pays);
+  Learn(1, 1, 1000);
   EXPECT_FALSE(PlanHalves().pays);
 }
 
