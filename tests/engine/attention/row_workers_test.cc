@@ -79,5 +79,12 @@ TEST(RowWorkers, NothingIsLostOrTakenTwice) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(RowWorkers, MoreThanCanBeCountedAreOnTheirOwn) {
+  RowWorkers row;
+  row.Clear();
+  for (int worker = 0; worker < RowWorkers::kMaxCount; ++worker) ASSERT_TRUE(row.Enter(3));
+  EXPECT_FALSE(row.Enter(3));
+}
+
 }  // namespace
 }  // namespace writescope::attention

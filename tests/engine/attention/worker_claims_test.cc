@@ -34,5 +34,37 @@ TEST(CutNear, GoesToTheNextSequenceWhereThatIsNear) {
   EXPECT_EQ(cut(12, 5), 12);
 }
 
+// Where the CPU is the weaker side all its workers claim before the query comes, and what they have
+// claimed the link cannot take.
+TEST(WorkerClaims, FirstClaimsBesideTheLinkAreNoMoreThanTheCpusPart) {
+  constexpr int kBlocks = 800;
+  constexpr int kWorkers = 14;
+  StepAttention attention;
+  attention.runs.readers = {0};
+  attention.runs.swing.Add(
+      {.region = kvcache::RegionKind::kSwing, .num_blocks = kBlocks, .num_readers = 1});
+  const auto first_claims = [&](double cpu_share) {
+    TurnProgress progress;
+    progress.swing.Reset(kBlocks);
+    StepContext step;
+    step.micro_batches = {&attention, 1};
+    step.num_turns = 1;
+    step.handoff = true;
+    step.num_workers = kWorkers;
+    step.guided = true;
+    step.cpu_share = cpu_share;
+    step.turns = &progress;
+    WorkerClaims claims({.num_kv_heads = 4, .k_dim = 128, .v_dim = 128}, kWorkers);
+    claims.Clear();
+    for (int worker = 0; worker < kWorkers; ++worker) EXPECT_TRUE(claims.Claim(worker, step, 0));
+    return static_cast<double>(progress.swing.back()) / kBlocks;
+  };
+  for (const double share : {0.1, 0.2, 0.3}) {
+    EXPECT_LE(first_claims(share), share);
+    EXPECT_GT(first_claims(share), share / 2);
+  }
+  EXPECT_NEAR(first_claims(0.7), 0.39, 0.03);
+}
+
 }  // namespace
 }  // namespace writescope::attention
