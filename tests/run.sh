@@ -83,7 +83,11 @@ run_ctest() {
   passed=$((passed + tests - bad - off))
   failed=$((failed + bad))
   skipped=$((skipped + off))
-  if ((bad > 0)); then failures+=("$preset: $bad tests"); fi
+  if ((bad > 0)); then
+    failures+=("$preset: $bad tests")
+    # Once more at the end: the whole log is long.
+    failures+=("$(python3 -B tests/support/python/failed_tests.py "$junit" 2>&1)") || true
+  fi
   echo "== $preset: ctest: $tests tests, $bad failed, $off skipped, $((SECONDS - start)) s"
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -89,8 +90,7 @@ class TwoProcessesTest : public ::testing::Test {
     grpc::ClientContext context;
     std::thread reader;
     grpc::Status status;
-    std::vector<uint32_t> tokens;
-    v1::Finish finish;
+    std::atomic<size_t> num_tokens = 0;
     ~Running() {
       context.TryCancel();
       if (reader.joinable()) reader.join();
@@ -98,7 +98,7 @@ class TwoProcessesTest : public ::testing::Test {
   };
   std::unique_ptr<Running> Generate(uint32_t max_tokens) {
     auto running = std::make_unique<Running>();
-    running->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(150));
+    running->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(280));
     running->reader = std::thread([this, max_tokens, r = running.get()] {
       v1::GenerateRequest request;
       request.set_text(testing::PlantedProse(testing::ReadText(kModel + "/prose.txt"), 24000,
@@ -108,8 +108,7 @@ class TwoProcessesTest : public ::testing::Test {
       request.mutable_stopping()->set_ignore_eos(true);
       auto stream = generation_->Generate(&r->context, request);
       for (v1::GenerateResponse message; stream->Read(&message);) {
-        r->tokens.insert(r->tokens.end(), message.token_ids().begin(), message.token_ids().end());
-        if (message.has_finish()) r->finish = message.finish();
+        r->num_tokens += static_cast<size_t>(message.token_ids_size());
       }
       r->status = stream->Finish();
     });
@@ -166,7 +165,7 @@ TEST_F(TwoProcessesTest, TheShareMovesTheRightWayWhenTheLinkChanges) {
 
 TEST_F(TwoProcessesTest, AKilledControllerIsNotNoticedAndItsSuccessorTakesOver) {
   // A controller pushes once it has seen steps.
-  const auto running = Generate(8000);
+  const auto running = Generate(20000);
   auto first = StartController("first");
   ASSERT_TRUE(HolderIs("first")) << first->output();
   const auto second = StartController("second");
@@ -185,10 +184,13 @@ TEST_F(TwoProcessesTest, AKilledControllerIsNotNoticedAndItsSuccessorTakesOver) 
   second->Kill();
   EXPECT_TRUE(HolderIs("first"));
   EXPECT_GT(State().share().generation(), by_second);
+  // It goes on until its client leaves; how many tokens that are is the machine's business.
+  const size_t so_far = running->num_tokens;
+  EXPECT_TRUE(Soon([&] { return running->num_tokens > so_far; }));
+  running->context.TryCancel();
   running->reader.join();
-  EXPECT_TRUE(running->status.ok()) << running->status.error_message();
-  EXPECT_EQ(running->tokens.size(), 8000u);
-  EXPECT_EQ(running->finish.reason(), v1::FINISH_REASON_MAX_TOKENS);
+  EXPECT_EQ(running->status.error_code(), grpc::StatusCode::CANCELLED)
+      << running->status.error_message();
 }
 
 TEST_F(TwoProcessesTest, WithoutAControllerTheWorkersOwnRooflineIsInForce) {

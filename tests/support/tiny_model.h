@@ -31,7 +31,7 @@ struct TinyModelOptions {
   double link_bytes_per_s = 0;
   bool prefix_cache = true;
   bool verify = true;
-  absl::Duration wait_limit = absl::Seconds(2);
+  absl::Duration wait_limit = absl::Seconds(10);
   int max_recordings = 0;
 };
 

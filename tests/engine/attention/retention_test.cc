@@ -21,7 +21,7 @@ class RetentionTest : public ::testing::TestWithParam<testing::Shape> {
       const std::array<int64_t, kvcache::kNumRegions>& blocks) {
     testing::AttentionRigOptions options = testing::RigOptions(GetParam(), {"", blocks});
     options.cache.prefix_cache = false;
-    options.wait_limit = absl::Milliseconds(500);
+    options.wait_limit = absl::Seconds(2);
     return options;
   }
   RetentionTest() : rig_(Options({12, 6, 20, 6})) {
