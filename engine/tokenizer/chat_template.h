@@ -1,16 +1,18 @@
 // Chat templates of the known model families, built in and matched to the checkpoint's own.
 //
-// A checkpoint brings its template as a Jinja program. It is not run: what it can print is compared
-// with what the known templates print, and a template that prints anything else is refused. A
-// wrong template makes a model worse without any error, so there is no fallback.
+// A checkpoint brings its template as a Jinja program. It is not run: its statements are compared
+// with those of the known templates, and a template with any other statement is refused. A wrong
+// template makes a model worse without any error, so there is no fallback.
 #pragma once
 
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/tokenizer/known_chat_templates.h"
 #include "engine/tokenizer/tokenizer.h"
 
 namespace writescope::tokenizer {
@@ -49,15 +51,10 @@ class ChatTemplate {
   std::string_view name() const;
 
  private:
-  enum class Family {
-    kChatMl,         // Qwen3: <|im_start|>role ... <|im_end|>
-    kDeepSeekV2,     // User: ... Assistant: ...
-    kMixtral,        // [INST] directly behind BOS, answers directly behind [/INST]
-    kMixtralSpaced,  // A space in front of both, and a system message
-  };
-
-  ChatTemplate(Family family, std::string bos_token, std::string eos_token)
-      : family_(family), bos_token_(std::move(bos_token)), eos_token_(std::move(eos_token)) {}
+  ChatTemplate(KnownChatTemplate known, std::string bos_token, std::string eos_token)
+      : known_(std::move(known)),
+        bos_token_(std::move(bos_token)),
+        eos_token_(std::move(eos_token)) {}
 
   void RenderChatMl(std::span<const ChatMessage> messages, const ChatOptions& options,
                     std::vector<Segment>* out) const;
@@ -66,15 +63,9 @@ class ChatTemplate {
   absl::Status RenderMixtral(std::span<const ChatMessage> messages,
                              std::vector<Segment>* out) const;
 
-  Family family_;
+  KnownChatTemplate known_;
   std::string bos_token_;
   std::string eos_token_;
-  // ChatML only.
-  bool reasons_ = false;  // Reasoning in earlier answers is treated specially.
-  std::string generation_prompt_;
-  std::string no_thinking_prompt_;  // Follows the generation prompt if thinking is off.
-  // Mixtral only.
-  std::string behind_eos_;  // One revision puts a space behind each answer's EOS.
 };
 
 }  // namespace writescope::tokenizer

@@ -1,5 +1,6 @@
 #include "engine/tokenizer/chat_template.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -225,6 +226,87 @@ TEST(ChatTemplateTest, ResemblingTemplatesAreRefused) {
   }
   EXPECT_EQ(ChatTemplate::Match(kMixtral, "", "</s>").status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// Each prints what the template prints that it was made of, but not for all chats, or something
+// that only looks like it.
+TEST(ChatTemplateTest, WhatChangesAChatIsRefusedByName) {
+  struct Edit {
+    std::string jinja;
+    const char* from;
+    const char* to;
+    const char* named;
+  };
+  const std::string qwen3 = Qwen3();
+  const Edit edits[] = {
+      {kDeepSeekV2, "'User: ' + message['content']", "'User: ' + message['content'].lstrip()",
+       "message['content'].lstrip()"},
+      {kDeepSeekV2, "'User: ' + message['content']", "'User: ' + message['content'].upper ()",
+       "message['content'].upper ()"},
+      {kDeepSeekV2, "'User: ' + message['content']", "2 * 'User: ' + message['content']", "2 * "},
+      {kDeepSeekV2, "{{ bos_token }}", "{% filter upper %}{{ bos_token }}{% endfilter %}",
+       "{% filter upper %}"},
+      {kDeepSeekV2, "message in messages", "message in messages[1:]",
+       "{% for message in messages[1:] %}"},
+      {kDeepSeekV2, "message in messages", "message in messages[::-1]", "messages[::-1]"},
+      {kDeepSeekV2, "+ message['content'] + eos_token", "+ message['content'][:5] + eos_token",
+       "message['content'][:5]"},
+      {kDeepSeekV2, "message['content'] + eos_token", "message['content'] + eos_token + bos_token",
+       "eos_token + bos_token"},
+      {kDeepSeekV2, "{% for", "{% set messages = messages[1:] %}{% for",
+       "{% set messages = messages[1:] %}"},
+      {kDeepSeekV2, "{% endif %}{% endfor %}", "{% endif %} {% endfor %}", "the text ' '"},
+      {kDeepSeekV2, "{% if message['role'] == 'user' %}", "{% if message['role'] == 'assistant' %}",
+       "{% if message['role'] == 'assistant' %}"},
+      {kDeepSeekV2, "{% endfor %}", "{% else %}{{ eos_token }}{% endfor %}", "{% else %}"},
+      {kDeepSeekV2, "{{ 'Assistant:' }}", "{% raw %}{{ 'Assistant:' }}{% endraw %}", "{% raw %}"},
+      {kDeepSeekV2, "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}", "",
+       "ends without {%- if add_generation_prompt %}"},
+      // Reached by no chat, but the ends of such tags are looked for elsewhere.
+      {kDeepSeekV2, "{% for", "{% if tools %}{% raw %}{% endraw %}{% endif %}{% for", "{% raw %}"},
+      {kDeepSeekV2, "{% for", "{% if tools %}{{ {'a': {}} }}{% endif %}{% for", "{{ {'a': {}}"},
+      // Tools are known only by the name, and by that of a message.
+      {kDeepSeekV2, "{% for", "{% if message.tool_calls %}{% endif %}{% for",
+       "{% if message.tool_calls %}"},
+      // Roles in any order.
+      {kMixtral, "{{ raise_exception('Conversation roles must alternate!') }}", "", "{% endif %}"},
+      {kMixtralSpaced, "messages[1:]", "messages[2:]", "messages[2:]"},
+      {qwen3, "split('</think>')[-1]", "split('</think>')[1]", "split('</think>')[1]"},
+      {qwen3, "enable_thinking is false", "enable_thinking is true", "enable_thinking is true"},
+      {qwen3, "loop.index0 > ns.last", "loop.index0 >= ns.last", "loop.index0 >= ns.last"},
+      {qwen3, "content.lstrip('\\n') }}", "content.lstrip('n') }}", "reasoning_content.strip("},
+  };
+  for (const Edit& edit : edits) {
+    const std::string edited = absl::StrReplaceAll(edit.jinja, {{edit.from, edit.to}});
+    ASSERT_NE(edited, edit.jinja) << edit.from;
+    const absl::Status status = Match(edited).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << edit.to;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(edit.named));
+  }
+  for (const char* jinja :
+       {"{% if tools %}", "{% endif %}", "{% if a %}{% endfor %}",
+        "{% for a in b %}{% elif c %}{% endfor %}", "{% if a %}{% else %}{% else %}{% endif %}"}) {
+    EXPECT_EQ(Match(jinja).status().code(), absl::StatusCode::kInvalidArgument) << jinja;
+  }
+}
+
+TEST(ChatTemplateTest, WhatIsWrittenOtherwiseIsTheSame) {
+  const Messages messages = {{kUser, "hi"}, {kAssistant, "yo"}, {kUser, "bye"}};
+  const std::string expected = RenderText(kDeepSeekV2, messages);
+  const std::pair<const char*, const char*> edits[] = {
+      {"message['content']", "message.content"},
+      {"'Assistant:' }}", "\"Assis\" + 'tant:' }}"},
+      {"{% for", "{# a comment #}\r\n  {%- for"},
+      {"{% for", "{% if tools %}{{ tools[0].name | upper }}{% set x = 1 %}{% endif %}{% for"},
+      {"{% elif message['role'] == 'system' %}",
+       "{% elif message.role == 'tool' %}{{ ' ' }}{% elif message['role'] == 'system' %}"},
+      {"{{ bos_token }}", "{{ bos_token -}}\n\n"},
+  };
+  for (const auto& [from, to] : edits) {
+    const std::string edited = absl::StrReplaceAll(kDeepSeekV2, {{from, to}});
+    ASSERT_NE(edited, kDeepSeekV2) << from;
+    EXPECT_EQ(RenderText(edited, messages), expected) << to;
+  }
 }
 
 TEST(ChatTemplateTest, FromTheFolder) {

@@ -14,7 +14,7 @@ import jinja2.sandbox
 
 TESTDATA = pathlib.Path(__file__).resolve().parents[2] / "testdata"
 SEED = 20
-CASES = 30  # Of each template; six times as many of the one that cuts answers.
+CASES = 30  # Of each template; six times as many of the one that others of its kind are cut from.
 BOS, EOS = "<BOS>", "<EOS>"
 
 ALTERNATE = """{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"""
@@ -30,17 +30,74 @@ INSTRUCT = """{%- for message in messages %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
-# Templates that print what those of published checkpoints print; Qwen3's own is among the test data.
+
+def between(text, begin, end):
+    """What stands from `begin` to `end`, the first with it and the second without."""
+    start = text.index(begin)
+    return text[start:text.index(end, start)]
+
+
+def revised(template):
+    """Qwen3's template as later checkpoints have it: content that is no string is taken for none."""
+    answer = between(template, "        {%- set content = message.content %}", "        {%- if loop.index0 >")
+    edits = {
+        answer: """        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- else %}
+            {%- if '</think>' in content %}
+                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+                {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+            {%- endif %}
+        {%- endif %}
+""",
+        'message.role == "user" and not(': 'message.role == "user" and message.content is string and not(',
+        "{%- for message in messages %}\n": """{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+""",
+        "message.content + '<|im_end|>'": "content + '<|im_end|>'",
+        "{{- message.content }}": "{{- content }}",
+    }
+    for old, new in edits.items():
+        assert template.count(old) == 1, old
+        template = template.replace(old, new)
+    return template
+
+
+def without_reasoning(template):
+    """As 2507 Instruct has it."""
+    template = template.replace(between(template, "{%- set ns", "{%- for message in messages %}"), "")
+    answer = between(template, "        {%- set reasoning_content", "        {%- if message.tool_calls")
+    return template.replace(answer, "        {{- '<|im_start|>' + message.role + '\\n' + content }}\n")
+
+
+def with_prompt(template, prompt):
+    return template[:template.index("{%- if add_generation_prompt")] + """{%- if add_generation_prompt %}
+    {{- '""" + prompt + """' }}
+{%- endif %}
+"""
+
+
+QWEN3 = json.loads((TESTDATA / "tokenizers/qwen3/tokenizer_config.json").read_text())["chat_template"]
+DEEPSEEK_V2 = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ 'User: ' + message['content'] + '\\n\\n' }}{% elif message['role'] == 'assistant' %}"
+    "{{ 'Assistant: ' + message['content'] + eos_token }}{% elif message['role'] == 'system' %}"
+    "{{ message['content'] + '\\n\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}")
+SET_IF_UNDEFINED = (
+    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}")
+
+# Templates with the statements of published checkpoints; Qwen3's own is among the test data.
 TEMPLATES = {
-    "qwen3": json.loads((TESTDATA / "tokenizers/qwen3/tokenizer_config.json").read_text())["chat_template"],
+    "qwen3": QWEN3,
     "qwen3_instruct": INSTRUCT,
     "qwen3_thinking": INSTRUCT.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}"),
-    "deepseek_v2": (
-        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
-        "{{ 'User: ' + message['content'] + '\\n\\n' }}{% elif message['role'] == 'assistant' %}"
-        "{{ 'Assistant: ' + message['content'] + eos_token }}{% elif message['role'] == 'system' %}"
-        "{{ message['content'] + '\\n\\n' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"),
+    "deepseek_v2": DEEPSEEK_V2,
     "mixtral": MIXTRAL,
     "mixtral_space_behind": MIXTRAL.replace("+ eos_token}}", "+ eos_token + ' ' }}"),
     "mixtral_spaced": """{%- if messages[0]["role"] == "system" %}
@@ -66,6 +123,10 @@ TEMPLATES = {
     {%- endif %}
 {%- endfor %}
 """,
+    "qwen3_revised": revised(QWEN3),
+    "qwen3_2507_thinking": with_prompt(revised(QWEN3), "<|im_start|>assistant\\n<think>\\n"),
+    "qwen3_2507_instruct": with_prompt(without_reasoning(revised(QWEN3)), "<|im_start|>assistant\\n"),
+    "deepseek_v2_lite": SET_IF_UNDEFINED + DEEPSEEK_V2,
 }
 
 PIECES = [
@@ -111,7 +172,7 @@ def main():
     cases = []
     for name, template in TEMPLATES.items():
         program = compiled(template)
-        for _ in range(6 * CASES if "</think>" in template else CASES):
+        for _ in range(6 * CASES if name == "qwen3" else CASES):
             case = {"template": name, "messages": conversation(rng),
                     "add_generation_prompt": rng.random() < 0.7, "enable_thinking": rng.random() < 0.6}
             try:
