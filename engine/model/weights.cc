@@ -174,9 +174,11 @@ class Binder {
     std::vector<std::string> unknown;
     std::vector<TensorView> bound;
     for (const TensorView& tensor : checkpoint_.tensors()) {
+      // transformers writes the shared experts of a DeepSeek-V2 that has none: as [0, hidden].
+      const bool empty = tensor.bytes.empty();
       if (used_.contains(tensor.name)) {
         bound.push_back(tensor);
-      } else if (!unused_.contains(tensor.name) && !IsKnownBuffer(tensor.name)) {
+      } else if (!empty && !unused_.contains(tensor.name) && !IsKnownBuffer(tensor.name)) {
         unknown.push_back(tensor.name);
       }
     }

@@ -193,6 +193,27 @@ TEST(LoadWeights, OldRotaryBuffersAreLeftUnread) {
   EXPECT_EQ(weights->tensors.size(), folder.tensors.size() - 1);
 }
 
+// transformers writes them so where n_shared_experts is 0.
+TEST(LoadWeights, TensorsWithoutElementsAreLeftUnread) {
+  Folder folder("deepseek_v2_plain");
+  json config = json::parse(ReadFile(folder.dir.File("config.json")));
+  config["n_shared_experts"] = 0;
+  WriteFile(folder.dir.File("config.json"), config.dump());
+  size_t emptied = 0;
+  for (TensorToWrite& tensor : folder.tensors) {
+    if (tensor.name.find(".mlp.shared_experts.") == std::string::npos) continue;
+    tensor.shape[tensor.name.find("down_proj") == std::string::npos ? 0 : 1] = 0;
+    tensor.bytes.clear();
+    ++emptied;
+  }
+  EXPECT_GT(emptied, 0u);
+  folder.WriteSingle();
+  const absl::StatusOr<ModelWeights> weights = folder.Load();
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  EXPECT_EQ(weights->tensors.size(), folder.tensors.size() - emptied);
+  EXPECT_FALSE(weights->layers[1].shared.has_value());
+}
+
 // What was loaded, and the log's warnings about the head.
 struct TiedLoad {
   absl::StatusOr<ModelWeights> weights;
