@@ -101,8 +101,14 @@ absl::Status RefuseUnservedFeatures(const JsonObject& json) {
           absl::StrCat(json.FieldPath(field), " is true; bias vectors are not implemented"));
     }
   }
+  ASSIGN_OR_RETURN(const bool causal, json.BoolOr({"is_causal"}, true));
+  if (!causal) {
+    return absl::UnimplementedError(
+        absl::StrCat(json.FieldPath("is_causal"),
+                     " is false; attention to tokens that come later is not implemented"));
+  }
   ASSIGN_OR_RETURN(const std::string activation, json.StringOr({"hidden_act"}, "silu"));
-  if (activation != "silu") {
+  if (activation != "silu" && activation != "swish") {  // Two names of one function.
     return absl::UnimplementedError(absl::StrCat(json.FieldPath("hidden_act"), " is \"", activation,
                                                  "\"; only \"silu\" is implemented"));
   }
@@ -113,6 +119,12 @@ absl::Status RefuseUnservedFeatures(const JsonObject& json) {
     return absl::UnimplementedError(
         absl::StrCat(json.FieldPath(field), " says that the weights are quantised (quant_method \"",
                      method, "\"); only bf16, f16 and f32 checkpoints are read"));
+  }
+  ASSIGN_OR_RETURN(const std::optional<JsonObject> by_layer, json.Object("per_layer_config"));
+  if (by_layer && !by_layer->FieldWithObject().empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat(by_layer->FieldPath(by_layer->FieldWithObject().c_str()),
+                     " is an object; layers with values of their own are not implemented"));
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> layer_types, json.StringList("layer_types"));
   for (const std::string& type : layer_types) {
@@ -163,16 +175,36 @@ absl::Status ReadAttentionFactor(const JsonObject& json, RopeConfig& rope) {
                    without, "; attention_factor must say which"));
 }
 
-absl::Status ReadYarn(const JsonObject& json, int max_positions, RopeConfig& rope) {
+// What config.json says beside rope_scaling or rope_parameters.
+struct OuterPositions {
+  int max = 0;
+  std::optional<int> original;
+};
+
+// The rope's own original_max_position_embeddings, or the one beside it: transformers 5 takes the
+// outer one first, 4 does not know it, so both must agree.
+absl::Status ReadOriginalPositions(const JsonObject& json, const OuterPositions& outer,
+                                   RopeConfig& rope) {
+  ASSIGN_OR_RETURN(const std::optional<int> inner,
+                   json.OptionalInt({"original_max_position_embeddings"}, kPositionsRange));
+  if (inner && outer.original && *inner != *outer.original) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(json.FieldPath("original_max_position_embeddings"), " is ", *inner,
+                     " but the outer original_max_position_embeddings is ", *outer.original));
+  }
+  rope.original_max_positions = inner.value_or(outer.original.value_or(outer.max));
+  return absl::OkStatus();
+}
+
+absl::Status ReadYarn(const JsonObject& json, const OuterPositions& outer, RopeConfig& rope) {
   rope.kind = RopeConfig::Kind::kYarn;
-  if (!json.Has({"factor", "original_max_position_embeddings"})) {
+  if (!outer.original && !json.Has({"factor", "original_max_position_embeddings"})) {
     return absl::InvalidArgumentError(absl::StrCat(
         json.FieldPath("factor"),
         " and original_max_position_embeddings are both absent or null; yarn needs one"));
   }
-  ASSIGN_OR_RETURN(rope.original_max_positions, json.IntOr({"original_max_position_embeddings"},
-                                                           max_positions, kPositionsRange));
-  const double stretch = static_cast<double>(max_positions) / rope.original_max_positions;
+  RETURN_IF_ERROR(ReadOriginalPositions(json, outer, rope));
+  const double stretch = static_cast<double>(outer.max) / rope.original_max_positions;
   ASSIGN_OR_RETURN(rope.factor, json.PositiveDoubleOr({"factor"}, stretch));
   if (rope.factor < 1) {
     return absl::InvalidArgumentError(
@@ -207,7 +239,7 @@ absl::Status RefusePartialRotation(const JsonObject& json) {
 }
 
 // `json` is rope_scaling or rope_parameters; an absent type means no scaling.
-absl::Status ReadRopeKind(const JsonObject& json, int max_positions, RopeConfig& rope) {
+absl::Status ReadRopeKind(const JsonObject& json, const OuterPositions& outer, RopeConfig& rope) {
   const std::string layer_type = json.FieldWithObject();
   if (!layer_type.empty()) {
     return absl::UnimplementedError(absl::StrCat(json.FieldPath(layer_type.c_str()),
@@ -226,7 +258,7 @@ absl::Status ReadRopeKind(const JsonObject& json, int max_positions, RopeConfig&
     }
     return absl::OkStatus();
   }
-  if (kind == "yarn") return ReadYarn(json, max_positions, rope);
+  if (kind == "yarn") return ReadYarn(json, outer, rope);
   return absl::UnimplementedError(absl::StrCat(json.FieldPath("rope_type"), " is \"", kind,
                                                "\"; \"default\" and \"yarn\" are implemented"));
 }
@@ -243,6 +275,9 @@ absl::Status ReadRope(const JsonObject& json, ModelConfig& config) {
   ASSIGN_OR_RETURN(const std::optional<JsonObject> parameters, json.Object("rope_parameters"));
   ASSIGN_OR_RETURN(const std::optional<JsonObject> scaling, json.Object("rope_scaling"));
   ASSIGN_OR_RETURN(rope.theta, json.PositiveDoubleOr({"rope_theta"}, rope.theta));
+  OuterPositions positions{.max = config.max_position_embeddings};
+  ASSIGN_OR_RETURN(positions.original,
+                   json.OptionalInt({"original_max_position_embeddings"}, kPositionsRange));
   std::optional<RopeConfig> read;
   for (const std::optional<JsonObject>& object : {parameters, scaling}) {
     if (!object) continue;
@@ -255,7 +290,7 @@ absl::Status ReadRope(const JsonObject& json, ModelConfig& config) {
                                                      rope.theta));
     }
     RETURN_IF_ERROR(CheckTheta(*object, here));
-    RETURN_IF_ERROR(ReadRopeKind(*object, config.max_position_embeddings, here));
+    RETURN_IF_ERROR(ReadRopeKind(*object, positions, here));
     // Files of two generations of writers have both spellings of this field.
     if (read && !(*read == here)) {
       return absl::InvalidArgumentError(

@@ -42,13 +42,16 @@ absl::Status ReadGroupedQueryConfig(const JsonObject& json, ModelConfig& config)
 
 absl::StatusOr<std::optional<int>> ReadSlidingWindow(const JsonObject& json,
                                                      const ModelConfig& config) {
+  std::optional<int> fallback;
+  if (config.family == Family::kQwen3Moe) {
+    // Without the switch the window has no meaning, whatever it says.
+    ASSIGN_OR_RETURN(const bool switched_on, json.BoolOr({"use_sliding_window"}, false));
+    if (!switched_on) return fallback;
+    fallback = kQwenDefaultWindow;
+  }
   ASSIGN_OR_RETURN(std::optional<int> window_tokens,
                    json.OptionalInt({"sliding_window"}, kPositionsRange));
-  if (config.family == Family::kQwen3Moe) {
-    ASSIGN_OR_RETURN(const bool switched_on, json.BoolOr({"use_sliding_window"}, false));
-    if (!switched_on) return std::optional<int>();
-    window_tokens = window_tokens.value_or(kQwenDefaultWindow);
-  }
+  if (!window_tokens) window_tokens = fallback;
   if (!window_tokens || *window_tokens >= config.max_position_embeddings) return window_tokens;
   return absl::UnimplementedError(absl::StrCat(
       json.FieldPath("sliding_window"), " is ", *window_tokens, ", below the context of ",

@@ -65,10 +65,15 @@ std::vector<BadCase> FeatureCases() {
        {{"layer_types", {"full_attention", "sliding_attention"}}},
        kUnimplemented,
        {"layer_types", "sliding_attention"}},
+      {kQwen,
+       {{"per_layer_config", {{"7", {{"num_experts_per_tok", 4}}}}}},
+       kUnimplemented,
+       {"per_layer_config.7 is an object"}},
       {kQwen, {{"attention_bias", true}}, kUnimplemented, {"attention_bias is true"}},
       {kV2, {{"mlp_bias", true}}, kUnimplemented, {"mlp_bias is true"}},
       {kV2, {{"attention_bias", "no"}}, kInvalid, {"attention_bias is \"no\""}},
       {kQwen, {{"hidden_act", "gelu"}}, kUnimplemented, {"hidden_act is \"gelu\""}},
+      {kQwen, {{"is_causal", false}}, kUnimplemented, {"is_causal is false"}},
       {kQwen,
        {{"quantization_config", {{"quant_method", "fp8"}}}},
        kUnimplemented,
@@ -197,6 +202,10 @@ std::vector<BadCase> RopeCases() {
          {{"type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 2}}}},
        kInvalid,
        {"original_max_position_embeddings 2"}},
+      {kV2,
+       {{"original_max_position_embeddings", 8192}},
+       kInvalid,
+       {"rope_scaling.original_max_position_embeddings is 4096", "8192"}},
   };
 }
 

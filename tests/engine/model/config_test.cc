@@ -247,7 +247,9 @@ TEST(ModelConfig, EitherNameOfTheFamilyIsEnough) {
 
 TEST(ModelConfig, WindowThatHidesNothingIsAccepted) {
   EXPECT_TRUE(ParseEdited("mixtral-8x7b", {{"sliding_window", 32768}}).ok());
-  EXPECT_TRUE(ParseEdited("qwen3-30b-a3b", {{"sliding_window", 4096}}).ok());  // Switched off.
+  for (const int window : {4096, 0, -1}) {  // Switched off, so it may say anything.
+    EXPECT_TRUE(ParseEdited("qwen3-30b-a3b", {{"sliding_window", window}}).ok()) << window;
+  }
   EXPECT_TRUE(
       ParseEdited("qwen3-30b-a3b", {{"use_sliding_window", true}, {"sliding_window", 40960}}).ok());
 }
@@ -320,6 +322,20 @@ TEST(ModelConfig, YarnOfQwen) {
       {{"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 10240}}}});
   EXPECT_EQ(ratio.rope.factor, 4);
   EXPECT_EQ(ratio.max_position_embeddings, 40960);
+}
+
+TEST(ModelConfig, SwishIsAnotherNameOfSilu) {
+  EXPECT_TRUE(ParseEdited("mixtral-8x7b", {{"hidden_act", "swish"}}).ok());
+}
+
+TEST(ModelConfig, OriginalContextOfYarnMayStandBesideIt) {
+  json edits = {{"original_max_position_embeddings", 10240},
+                {"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}};
+  EXPECT_EQ(MustParseEdited("qwen3-30b-a3b", edits).rope.original_max_positions, 10240);
+  edits["rope_scaling"]["original_max_position_embeddings"] = 10240;
+  EXPECT_EQ(MustParseEdited("qwen3-30b-a3b", edits).rope.original_max_positions, 10240);
+  edits["rope_scaling"] = {{"type", "yarn"}};  // The factor is the ratio to it, too.
+  EXPECT_EQ(MustParseEdited("qwen3-30b-a3b", edits).rope.factor, 4);
 }
 
 TEST(ModelConfig, YarnStretchesTheContextAsFarAsAWindowHidesNothing) {
