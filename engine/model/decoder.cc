@@ -84,6 +84,7 @@ ops::OpsLimits OpsLimitsOf(const ModelConfig& config, int max_tokens) {
           .max_expert_width = config.moe.expert_width,
           .num_experts = config.moe.num_experts,
           .experts_per_token = config.moe.experts_per_token,
+          .num_expert_groups = config.moe.num_groups,
           .num_heads = config.num_heads,
           .max_head_dim = std::max(config.k_dim(), config.qk_head_dim())};
 }

@@ -257,6 +257,7 @@ struct OpsLimits {
   int max_expert_width = 0;  // Of routed experts; 0 for max_mlp_width
   int num_experts = 0;
   int experts_per_token = 0;
+  int num_expert_groups = 1;
   int num_heads = 0;
   int max_head_dim = 0;  // Of q, k or v before padding
 };

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
+#include "engine/kernels/cuda/attend_launch.h"
 #include "engine/kernels/cuda/elementwise_cuda.h"
 #include "engine/kernels/quantize_int4.h"
 #include "engine/ops/cuda/cuda_ops_impl.h"
@@ -44,7 +45,9 @@ OpsFootprint Footprint() {
           .recording_layer_bytes = kRecordingLayerBytes};
 }
 
-absl::Status CheckLimits(const OpsLimits& limits) {
+}  // namespace
+
+absl::Status CheckCudaOpsLimits(const OpsLimits& limits) {
   if (limits.max_tokens < 1 || limits.hidden < 1 || limits.max_head_dim < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("operations for at most ", limits.max_tokens, " tokens of ", limits.hidden,
@@ -63,10 +66,18 @@ absl::Status CheckLimits(const OpsLimits& limits) {
         limits.experts_per_token, " experts for a token; the GPU's router takes at most ",
         kernels::kMaxExpertsPerTokenCuda));
   }
+  if (limits.num_expert_groups > kernels::kMaxExpertGroupsCuda) {
+    return absl::UnimplementedError(absl::StrCat(
+        limits.num_expert_groups, " groups of experts; the GPU's router takes at most ",
+        kernels::kMaxExpertGroupsCuda));
+  }
+  if (limits.max_head_dim > kernels::kSimtMaxDim) {
+    return absl::UnimplementedError(absl::StrCat("heads of ", limits.max_head_dim,
+                                                 " values; attention on the GPU takes at most ",
+                                                 kernels::kSimtMaxDim));
+  }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 CudaWorkspace CudaWorkspace::For(const OpsLimits& limits, ComputeType compute) {
   CudaWorkspace layout;
@@ -104,7 +115,7 @@ OpsFootprint CudaOpsFootprint(ComputeType compute) {
 absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(device::CudaDevice& device,
                                                    const OpsLimits& limits,
                                                    const CudaOpsOptions& options) {
-  RETURN_IF_ERROR(CheckLimits(limits));
+  RETURN_IF_ERROR(CheckCudaOpsLimits(limits));
   CudaOpsOptions used = options;
   used.force_simt = options.force_simt || device.info().compute_major < 8;
   const CudaWorkspace layout = CudaWorkspace::For(limits, options.compute);

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/device/cuda/cuda_device.h"
 #include "engine/ops/cuda/compute_type.h"
@@ -19,6 +20,10 @@ struct CudaOpsOptions {
 
 // What CreateCudaOps takes: the workspace counts that of attention and of cuBLAS.
 OpsFootprint CudaOpsFootprint(ComputeType compute);
+
+// What CreateCudaOps asks of a model and a step first; it needs no GPU. Unimplemented for a model
+// that the kernels do not take.
+absl::Status CheckCudaOpsLimits(const OpsLimits& limits);
 
 // `device` must outlive the result.
 absl::StatusOr<std::unique_ptr<Ops>> CreateCudaOps(device::CudaDevice& device,
