@@ -89,7 +89,7 @@ std::optional<std::pair<std::string, int>> Parse(CLI::App& app,
   } catch (const CLI::CallForVersion&) {
     return std::make_pair(app.version() + "\n", 0);
   } catch (const CLI::ParseError& error) {
-    return std::make_pair(absl::StrCat(error.what(), "\nTry --help.\n"), kUsageExit);
+    return std::make_pair(absl::StrCat(ExplainMistake(app, error), "\nTry --help.\n"), kUsageExit);
   }
   return std::nullopt;
 }

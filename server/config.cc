@@ -282,7 +282,7 @@ ParsedConfig ParseWorkerConfig(const std::vector<std::string>& arguments) {
     parsed.message = absl::StrCat(version.what(), "\n");
     return parsed;
   } catch (const CLI::Error& error) {
-    parsed.message = absl::StrCat(ConfigFile::Explain(error.what()),
+    parsed.message = absl::StrCat(ConfigFile::Explain(ExplainMistake(app, error)),
                                   "\nwritescope-worker --help lists the flags\n");
     parsed.exit_code = kUsageExitCode;
     return parsed;

@@ -75,11 +75,6 @@ std::string ConfigFile::Check(const std::string& path) {
 
 std::string ConfigFile::Explain(const std::string& error) {
   constexpr std::string_view kUnknownKey = "INI was not able to parse ";
-  // Numbers are checked before they are converted; what is left are flags.
-  constexpr std::string_view kNoFlagValue = "Could not convert: ";
-  if (error.starts_with(kNoFlagValue)) {
-    return absl::StrCat(error.substr(kNoFlagValue.size()), " is neither true nor false");
-  }
   if (!error.starts_with(kUnknownKey)) return error;
   return absl::StrCat("--config: the file's key '", error.substr(kUnknownKey.size()),
                       "' is no flag; --print-config shows all keys");

@@ -81,4 +81,42 @@ void ParseArguments(App& app, const std::vector<std::string>& arguments) {
   }
 }
 
+// What is wrong with an argument that is expected nowhere, with the flag or subcommand that may
+// have been meant. The flags are those of the program and of the subcommands that were typed;
+// subcommands are those that could stand here.
+std::string ExplainUnexpected(const std::string& argument, const std::vector<std::string>& flags,
+                              const std::vector<std::string>& subcommands);
+
+// What ParseArguments threw, in words that name what is wrong. CLI11 lists unexpected arguments
+// from the last on, and of a misspelt subcommand, or flag that has to be there, says only that it
+// lacks.
+template <typename App, typename Error>
+std::string ExplainMistake(const App& app, const Error& error) {
+  std::string what = error.what();
+  const bool lacks = error.get_name() == "RequiredError";
+  const bool has_more = what.starts_with("The following argument");  // Its name is the program's.
+  // Numbers are checked before they are converted; what is left are flags.
+  constexpr std::string_view kNoFlagValue = "Could not convert: ";
+  if (what.starts_with(kNoFlagValue)) {
+    return what.substr(kNoFlagValue.size()) + " is neither true nor false";
+  }
+  std::vector<std::string> unexpected = app.remaining(/*recurse=*/true);
+  std::erase(unexpected, "--");
+  if (unexpected.empty() || (!lacks && !has_more)) return what;
+  std::vector<std::string> flags;
+  const App* at = &app;
+  for (;;) {
+    for (const auto* option : at->get_options()) {
+      for (const std::string& name : option->get_snames()) flags.push_back("-" + name);
+      for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+    }
+    const auto typed = at->get_subcommands();
+    if (typed.empty()) break;
+    at = typed.back();
+  }
+  std::vector<std::string> subcommands;
+  for (const auto* sub : at->get_subcommands({})) subcommands.push_back(sub->get_name());
+  return ExplainUnexpected(unexpected.front(), flags, subcommands);
+}
+
 }  // namespace writescope

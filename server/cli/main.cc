@@ -285,18 +285,13 @@ int Main(int argc, char** argv) {
   // CLI11 throws for errors and for --help alike.
   try {
     ParseArguments(app, {argv + 1, argv + argc});
-  } catch (const CLI::RequiredError& error) {
-    // Of a misspelt subcommand CLI11 says only that there is none.
-    const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
-    if (app.get_subcommands().empty() && !unknown.empty()) {
-      std::fprintf(stderr, "'%s' is no subcommand; --help lists them\n", unknown.front().c_str());
-    } else {
-      app.exit(error);
-    }
-    return kExitUsage;
+  } catch (const CLI::Success& help) {
+    app.exit(help);
+    return OutputTaken(kExitOk);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code == 0 ? OutputTaken(kExitOk) : kExitUsage;
+    std::fprintf(stderr, "%s\nRun with --help for more information.\n",
+                 ExplainMistake(app, error).c_str());
+    return kExitUsage;
   }
   client.timeout_span = Time(client.timeout);
   if (action.watches_interrupts) {

@@ -87,9 +87,13 @@ int Main(int argc, char** argv) {
   // CLI11 throws for errors and for --help alike.
   try {
     ParseArguments(app, {argv + 1, argv + argc});
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
   } catch (const CLI::ParseError& error) {
     constexpr int kExitUsage = 2;
-    return app.exit(error) == 0 ? 0 : kExitUsage;
+    std::fprintf(stderr, "%s\nRun with --help for more information.\n",
+                 ExplainMistake(app, error).c_str());
+    return kExitUsage;
   }
   const absl::Status status = Run(flags);
   if (status.ok()) return 0;

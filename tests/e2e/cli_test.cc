@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -131,12 +132,30 @@ TEST_F(CliTest, ErrorsSayWhatAndExitWithTheirCode) {
   EXPECT_THAT(version->output, HasSubstr("writescope "));
 }
 
-TEST_F(CliTest, DoctorsWrongFlagsExitAsAllOthersDo) {
-  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
-           {"doctor", "--no-such-flag"}, {"doctor", "--device=tpu"}, {"doctor", "--shape="}}) {
-    const auto result = RunProgram(CLIENT, wrong);
+TEST_F(CliTest, WrongArgumentsAreNamed) {
+  const std::pair<std::vector<std::string>, const char*> wrong[] = {
+      {{"generate", "--max-token", "5"},
+       "'--max-token' is no flag here; did you mean --max-tokens?"},
+      {{"--wroker=x", "generate", "y"}, "'--wroker' is no flag here"},
+      {{"--addres", "x", "generate"}, "'--addres' is no flag here; did you mean --address?"},
+      {{"--max-tokens=5", "generate", "x"}, "'--max-tokens' stands in front of the subcommand"},
+      {{"-x"}, "'-x' is no flag here"},
+      {{"generate", "x", "y"}, "'y' is one argument too many"},
+      {{"info", "status"}, "'status' is one argument too many"},
+      {{"share", "sett", "0.5"}, "'sett' is no subcommand here; did you mean set?"},
+      {{"set", "share", "0.5"}, "'set' is no subcommand here"},
+      {{"share", "set", "--fro=1m"}, "'--fro' is no flag here; did you mean --for?"},
+      {{"plan", "--contxt=5"}, "'--contxt' is no flag here; did you mean --context?"},
+      {{"generate", "x", "--report=maybe"}, "--report = maybe is neither true nor false"},
+      {{"doctor", "--devce=cpu"}, "'--devce' is no flag here; did you mean --device?"},
+      {{"doctor", "--device=tpu"}, "--device: tpu not in"},
+      {{"doctor", "--shape="}, "--shape:"},
+  };
+  for (const auto& [arguments, named] : wrong) {
+    const auto result = RunProgram(CLIENT, arguments);
     ASSERT_TRUE(result.ok()) << result.status();
-    EXPECT_EQ(result->exit_code, 2) << wrong.back() << result->output;
+    EXPECT_EQ(result->exit_code, 2) << result->output;
+    EXPECT_THAT(result->output, HasSubstr(named));
   }
 }
 

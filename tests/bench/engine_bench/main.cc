@@ -7,6 +7,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "engine/base/command_line.h"
 #include "engine/base/log.h"
 #include "engine/base/status_macros.h"
 #include "engine/base/units.h"
@@ -201,7 +202,17 @@ int Main(int argc, char** argv) {
   timeline->add_option("--micro-batches", flags.decode.micro_batches[0])
       ->check(CLI::IsMember({"1", "2"}));
   timeline->add_option("--svg", flags.svg, "Files are named by it and the point");
-  CLI11_PARSE(app, argc, argv);
+  // CLI11 throws for errors and for --help alike.
+  try {
+    ParseArguments(app, {argv + 1, argv + argc});
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    constexpr int kExitUsage = 2;
+    std::fprintf(stderr, "%s\nRun with --help for more information.\n",
+                 ExplainMistake(app, error).c_str());
+    return kExitUsage;
+  }
   std::string command = "writescope-bench";
   for (int i = 1; i < argc; ++i) absl::StrAppend(&command, " ", argv[i]);
   const absl::Status status = Run(flags, app.get_subcommands()[0]->get_name(), command);

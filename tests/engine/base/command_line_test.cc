@@ -50,5 +50,25 @@ TEST(CommandLineTest, NumbersOf32Bits) {
             "'2147483648' is not a whole number from -2147483648 to 2147483647");
 }
 
+TEST(CommandLineTest, UnexpectedArgumentsAreNamed) {
+  const Arguments flags = {"-n", "--max-tokens", "--max-sequences", "--worker", "--for"};
+  const Arguments subcommands = {"generate", "health"};
+  const auto explain = [&](const char* argument) {
+    return ExplainUnexpected(argument, flags, subcommands);
+  };
+  EXPECT_EQ(explain("--max-token"), "'--max-token' is no flag here; did you mean --max-tokens?");
+  EXPECT_EQ(explain("--wroker=x"), "'--wroker' is no flag here; did you mean --worker?");
+  EXPECT_EQ(explain("-worker=x"), "'-worker' is no flag here; did you mean --worker?");
+  EXPECT_EQ(explain("--max-seq"), "'--max-seq' is no flag here; did you mean --max-sequences?");
+  EXPECT_EQ(explain("--colour"), "'--colour' is no flag here");
+  EXPECT_EQ(explain("-x"), "'-x' is no flag here");
+  EXPECT_EQ(explain("--for=1"),
+            "'--for' stands in front of the subcommand that has it, or behind --");
+  EXPECT_EQ(explain("genrate"), "'genrate' is no subcommand here; did you mean generate?");
+  EXPECT_EQ(explain("help"), "'help' is no subcommand here");
+  EXPECT_EQ(explain("-"), "'-' is no subcommand here");
+  EXPECT_EQ(ExplainUnexpected("x", flags, {}), "'x' is one argument too many");
+}
+
 }  // namespace
 }  // namespace writescope
