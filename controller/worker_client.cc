@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -150,8 +152,6 @@ std::shared_ptr<grpc::Channel> MakeChannel(const GrpcWorkerClientOptions& option
   return grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), args);
 }
 
-constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
-
 }  // namespace
 
 class GrpcWorkerClient::Impl {
@@ -221,10 +221,19 @@ class GrpcWorkerClient::Impl {
         return true;
       }
       if (Clock::Real().Now() < next_warning) continue;
-      Log(LogLevel::kWarning, "no worker answers", {{"address", options_.address}});
-      next_warning += kBetweenWarnings;
+      Log(LogLevel::kWarning, "no worker answers",
+          {{"address", options_.address}, {"error", WhyNotConnected()}});
+      next_warning += options_.between_warnings;
     }
     return false;
+  }
+
+  // Nobody there, or a name that nobody knows: only a call that fails says so.
+  std::string WhyNotConnected() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+    v1::GetWorkerStateResponse response;
+    return stub_->GetWorkerState(&context, v1::GetWorkerStateRequest(), &response).error_message();
   }
 
   void ReadUntilStopped() {
@@ -259,8 +268,19 @@ class GrpcWorkerClient::Impl {
       stream_context_ = nullptr;
     }
     const grpc::Status status = FinishStream(*reader, context);
-    if (stopped()) return got_steps;
-    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    if (!stopped()) LogEndOfStream(status, got_steps);
+    return got_steps;
+  }
+
+  // A stream that brings nothing is opened again and again, and ends in the same way as a rule.
+  void LogEndOfStream(const grpc::Status& status, bool got_steps) {
+    const absl::Status end = FromGrpc(status, "WatchSteps");
+    const absl::Time now = Clock::Real().Now();
+    const bool repeats = !got_steps && end == logged_end_;
+    if (repeats && now - logged_end_at_ < options_.between_warnings) return;
+    logged_end_ = end;
+    logged_end_at_ = now;
+    if (absl::IsUnimplemented(end)) {
       Log(LogLevel::kWarning,
           "what answers has no steps to watch; --worker has to be a worker's --control-listen",
           {{"address", options_.address}});
@@ -270,7 +290,6 @@ class GrpcWorkerClient::Impl {
            {"code", static_cast<int>(status.error_code())},
            {"message", status.error_message()}});
     }
-    return got_steps;
   }
 
   void Enqueue(const StepSample& sample, uint64_t dropped) {
@@ -294,6 +313,9 @@ class GrpcWorkerClient::Impl {
   uint64_t stream_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<StepSample> waiting_ ABSL_GUARDED_BY(mutex_);
+  // Of the stream before, as far as it was logged. The reader's.
+  std::optional<absl::Status> logged_end_;
+  absl::Time logged_end_at_ = absl::InfinitePast();
   std::thread reader_;  // The last member: it uses all others.
 };
 

@@ -18,8 +18,10 @@ struct GrpcWorkerClientOptions {
   // Between attempts to connect or to open the stream: doubles from the first to the last.
   absl::Duration min_backoff = absl::Milliseconds(100);
   absl::Duration max_backoff = absl::Seconds(5);
-  // Without a connection for so long a warning is logged, and once a minute from then on.
+  // Without a connection for so long a warning is logged.
   absl::Duration warn_after = absl::Seconds(5);
+  // And then again. What says the same of streams that end without a step is logged as seldom.
+  absl::Duration between_warnings = absl::Minutes(1);
   // Pings on a silent stream, so that a worker whose machine is gone is noticed. Workers accept one
   // every 5 s.
   absl::Duration keepalive_interval = absl::Seconds(20);

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "writescope/v1/control.grpc.pb.h"
+#include "writescope/v1/generation.grpc.pb.h"
 
 namespace writescope::controller {
 namespace {
@@ -127,6 +128,12 @@ StepBatch WatchUntil(GrpcWorkerClient& client, const std::function<bool(const St
   }
   ADD_FAILURE() << "not within ten seconds";
   return all;
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
 }
 
 TEST(WorkerClientTest, WhyTheStreamOfStepsEndedIsLogged) {
@@ -282,9 +289,51 @@ TEST(WorkerClientTest, SaysThatNoWorkerAnswers) {
     absl::SleepFor(absl::Milliseconds(800));
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
-  const std::string line = "no worker answers address=127.0.0.1:1\n";
-  EXPECT_NE(log.find(line), std::string::npos) << log;
-  EXPECT_EQ(log.find(line), log.rfind(line)) << log;
+  EXPECT_EQ(Count(log, "no worker answers address=127.0.0.1:1 error="), 1) << log;
+  EXPECT_THAT(log, ::testing::HasSubstr("onnection refused"));
+}
+
+// Another service, such as the worker's port for clients.
+TEST(WorkerClientTest, ARefusalIsLoggedOnceInAWhile) {
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  class Other final : public v1::GenerationService::Service {
+  } other;
+  builder.RegisterService(&other);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const std::string line = "what answers has no steps to watch";
+  GrpcWorkerClientOptions options = Options(absl::StrCat("127.0.0.1:", port));
+  for (const bool often : {false, true}) {
+    if (often) options.between_warnings = absl::Milliseconds(300);
+    ::testing::internal::CaptureStderr();
+    uint64_t streams = 0;
+    {
+      GrpcWorkerClient client(options);
+      // 20, 40, 80, 160, 200, ... ms lie between them.
+      streams = WatchUntil(client, [](const StepBatch& all) { return all.stream >= 8; }).stream;
+    }
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_GE(streams, 8u);
+    if (often) {
+      EXPECT_GE(Count(log, line), 2) << log;
+      EXPECT_LE(Count(log, line), 5) << log;
+    } else {
+      EXPECT_EQ(Count(log, line), 1) << log;
+    }
+  }
+}
+
+TEST(WorkerClientTest, StreamsThatEndInTheSameWayAreLoggedOnce) {
+  ::testing::internal::CaptureStderr();
+  {
+    Server server;
+    server.service.CloseStreams();
+    GrpcWorkerClient client(Options(server.address()));
+    WatchUntil(client, [](const StepBatch& all) { return all.stream >= 5; });
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(Count(log, "the worker is shutting down"), 1) << log;
 }
 
 TEST(WorkerClientTest, StartsWithoutAWorkerAndConnectsLater) {
