@@ -5,11 +5,25 @@
 # Steps: kernels, models, recall (minutes), e2e, sanitizers (needs compute-sanitizer); all but that with
 # none named. Each step says what fails, and goes on.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
+if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
+  sed -n '2,6s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
+if [[ ! -d "${1:-}/tests" ]]; then
+  echo "gpu.sh: '${1:-}' is no folder that tests were built in; see --help" >&2
+  exit 2
+fi
 build_dir=$(realpath "$1")
 shift
 steps=("$@")
 ((${#steps[@]} > 0)) || steps=(kernels models recall e2e)
+for step in "${steps[@]}"; do
+  if [[ " kernels models recall e2e sanitizers " != *" $step "* ]]; then
+    echo "gpu.sh: no step '$step'; there are: kernels, models, recall, e2e, sanitizers" >&2
+    exit 2
+  fi
+done
 export REQUIRE_GPU=1
 failures=()
 
@@ -40,7 +54,6 @@ for step in "${steps[@]}"; do
       ;;
     e2e) run tests/e2e/gpu_e2e.sh "$build_dir/bin" ;;
     sanitizers) run tests/engine/cuda_sanitizers.sh "$build_dir" ;;
-    *) run false "no step $step" ;;
   esac
 done
 if ((${#failures[@]} > 0)); then

@@ -17,7 +17,13 @@ jobs=$(nproc)
 for argument in "$@"; do
   case "$argument" in
     --only=*) IFS=, read -r -a steps <<<"${argument#*=}" ;;
-    --jobs=*) jobs=${argument#*=} ;;
+    --jobs=*)
+      jobs=${argument#*=}
+      if [[ ! "$jobs" =~ ^[1-9][0-9]{0,3}$ ]]; then
+        echo "run.sh: --jobs=$jobs is no number of jobs" >&2
+        exit 2
+      fi
+      ;;
     -h | --help)
       sed -n '2,10s/^# \{0,1\}//p' "$0"
       exit 0
@@ -28,6 +34,10 @@ for argument in "$@"; do
       ;;
   esac
 done
+if ((${#steps[@]} == 0)); then
+  echo "run.sh: --only names no step; there are: ${all_steps[*]}" >&2
+  exit 2
+fi
 for step in "${steps[@]}"; do
   if [[ " ${all_steps[*]} " != *" $step "* ]]; then
     echo "run.sh: no step '$step'; there are: ${all_steps[*]}" >&2
@@ -142,6 +152,7 @@ run_step() {
       check "clang-format" check_format || true
       check "rules of the tree" python3 -B tests/tidy/tidy_test.py || true
       check "names in texts" python3 -B tests/tidy/names_test.py || true
+      check "arguments of scripts" python3 -B tests/tidy/scripts_test.py || true
       ;;
     release)
       if check "release: build" configure_and_build release; then run_ctest release --label-exclude "$left_out"; fi

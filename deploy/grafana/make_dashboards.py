@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Writes dashboards/*.json, which Grafana reads; panels are described here, once.
-
-usage: make_dashboards.py [--check]
---check writes nothing and ends with 1 when a file is not what would be written.
 """
+import argparse
 import json
 import os
 import sys
@@ -229,9 +227,10 @@ def serving():
 
 
 def main():
-    check = sys.argv[1:] == ["--check"]
-    if not check and len(sys.argv) > 1:
-        sys.exit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true",
+                        help="write nothing, and end with 1 when a file is not what would be written")
+    check = parser.parse_args().check
     stale = []
     for name, content in (("load-split", load_split()), ("serving", serving())):
         path = os.path.join(FOLDER, name + ".json")

@@ -5,8 +5,16 @@
 # usage: cpu_quota_bench.sh BENCH_CPU_ATTENTION [CPUS]      CPUS: 4 by default, fewer than there are
 # Ends with 77, a skip, where no cgroup can be made, and with 1 where the quota costs over a tenth.
 set -eu
-bench=$1
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
+  sed -n '2,6s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
+bench=${1:-}
 cpus=${2:-4}
+if [ ! -x "$bench" ] || ! [ "$cpus" -ge 1 ] 2> /dev/null; then
+  echo "cpu_quota_bench.sh: '$*' is no program, with a number of CPUs if any; see --help" >&2
+  exit 2
+fi
 rounds=5
 if [ "$(nproc)" -le "$cpus" ]; then
   echo "skipped: $(nproc) cores, more than $cpus are needed"

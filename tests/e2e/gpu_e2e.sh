@@ -5,8 +5,17 @@
 #   tests/e2e/gpu_e2e.sh BIN_DIR [LONG_TOKENS]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-export PATH="$(realpath "$1"):$PATH"
+if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
+  sed -n '2,5s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
 long_tokens=${2:-32768}
+if [[ ! -x "${1:-}/writescope-worker" || ! "$long_tokens" =~ ^[1-9][0-9]*$ ]]; then
+  echo "gpu_e2e.sh: '$*' is no folder of programs, with a number of tokens if any; see --help" >&2
+  exit 2
+fi
+bin_dir=$(realpath "$1")
+export PATH="$bin_dir:$PATH"
 run_dir=$(mktemp -d)
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true; wait 2>/dev/null || true; rm -rf "$run_dir"' EXIT
@@ -24,7 +33,7 @@ start_worker() {
   writescope-worker "$@" --listen=127.0.0.1:0 --control-listen=127.0.0.1:0 --metrics-listen=127.0.0.1:0 \
     >"$log" 2>&1 &
   worker_pid=$!
-  pids+=($worker_pid)
+  pids+=("$worker_pid")
   for _ in {1..1200}; do
     if grep -q '^READY' "$log"; then break; fi
     kill -0 $worker_pid 2>/dev/null || fail "the worker ended"

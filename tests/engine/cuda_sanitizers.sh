@@ -8,11 +8,23 @@
 # On an H200 memcheck takes some 45 s, racecheck some five minutes, of which whole models take three.
 # One after the other: the tests' budgets count what other programs hold of the GPU's memory.
 set -uo pipefail
+if [[ "${1:-}" == --help || "${1:-}" == -h ]]; then
+  sed -n '2,9s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
+if [[ ! -d "${1:-}/tests" ]]; then
+  echo "cuda_sanitizers.sh: '${1:-}' is no folder that tests were built in; see --help" >&2
+  exit 2
+fi
 build_dir=$1
 shift
 tools=("$@")
 ((${#tools[@]} > 0)) || tools=(memcheck racecheck)
 sanitizer=${COMPUTE_SANITIZER:-compute-sanitizer}
+if ! command -v "$sanitizer" >/dev/null; then
+  echo "cuda_sanitizers.sh: there is no $sanitizer" >&2
+  exit 2
+fi
 limit=${LIMIT:-600}
 work=${LOGS:-$(mktemp -d)}
 [[ -n "${LOGS:-}" ]] || trap 'rm -rf "$work"' EXIT

@@ -66,14 +66,16 @@ def main():
 
     build = os.path.abspath(options.build)
     cache = os.path.abspath(options.cache)
-    os.makedirs(cache, exist_ok=True)
-    with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
+    commands = os.path.join(build, "compile_commands.json")
+    if not os.path.exists(commands):
+        parser.error(f"there is no {commands}: configure first")
+    with open(commands, encoding="utf-8") as file:
         entries = {e["file"]: e for e in json.load(file)}
     wanted = tuple(os.path.join(ROOT, f) + os.sep for f in options.folders)
     entries = [e for path, e in sorted(entries.items()) if path.startswith(wanted) and path.endswith(".cc")]
     if not entries:
-        print(f"no .cc of {options.folders} in {build}/compile_commands.json: was it configured?")
-        return 1
+        parser.error(f"no .cc of {options.folders} in {commands}: was it configured?")
+    os.makedirs(cache, exist_ok=True)
     version = subprocess.run([options.clang_tidy, "--version"], capture_output=True, text=True,
                              check=True).stdout
 

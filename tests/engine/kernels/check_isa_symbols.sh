@@ -3,6 +3,14 @@
 # copies the linker keeps either, and an older processor would meet the newer one's instructions.
 # Usage: check_isa_symbols.sh NM ARCHIVE
 set -eu
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
+  sed -n '2,4s/^# \{0,1\}//p' "$0"
+  exit 0
+fi
+if [ $# -ne 2 ] || [ ! -f "$2" ]; then
+  echo "check_isa_symbols.sh: '$*' are no nm and archive; see --help" >&2
+  exit 2
+fi
 found=0
 for member in attention_partial_amx attention_partial_avx2 attention_partial_avx512 \
     attention_partial_avx512bf16 gemm_small_avx2 gemm_small_avx512; do

@@ -4,6 +4,7 @@
 Run by hand where a template is added; needs python3-jinja2. chat_renderings_test.cc compares.
 """
 
+import argparse
 import json
 import pathlib
 import random
@@ -168,6 +169,7 @@ def conversation(rng):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rng = random.Random(SEED)
     cases = []
     for name, template in TEMPLATES.items():
