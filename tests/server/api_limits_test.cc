@@ -115,7 +115,8 @@ TEST_F(ApiLimitsTest, SamplingHasTheRangesThatTheApiStates) {
 TEST_F(ApiLimitsTest, StoppingHasTheLimitsThatTheApiStates) {
   Start();
   EXPECT_THAT(CommentOf("stop_token_ids"), HasSubstr("At most 256, each below vocab_size."));
-  EXPECT_THAT(CommentOf("request_id"), HasSubstr("of at most 256 bytes"));
+  EXPECT_THAT(CommentOf("request_id"), HasSubstr("of at most 256 bytes; that of another request in"
+                                                 " flight is ALREADY_EXISTS."));
   v1::GenerateRequest request = TextRequest("x");
   request.set_request_id(std::string(256, 'x'));
   request.mutable_stopping()->set_max_tokens(1);
