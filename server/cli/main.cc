@@ -86,8 +86,9 @@ void AddSampling(CLI::App* app, SamplingFlags* flags) {
 void AddGenerate(CLI::App& app, Action* action) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* sub = app.add_subcommand("generate", "Streams the answer to a prompt");
-  sub->add_option("prompt", flags->prompt, "The prompt; - or nothing: stdin");
-  sub->add_option("-f,--file", flags->prompt_file, "Reads the prompt from a file");
+  CLI::Option* prompt = sub->add_option("prompt", flags->prompt, "The prompt; - or nothing: stdin");
+  sub->add_option("-f,--file", flags->prompt_file, "Reads the prompt from a file")
+      ->excludes(prompt);
   sub->add_flag("--token-ids", flags->token_ids, "Prompt and answer are token ids");
   sub->add_flag("--allow-special", flags->allow_special,
                 "The prompt's text of special tokens stands for those tokens");
@@ -185,8 +186,8 @@ void AddShare(CLI::App& app, Action* action) {
 void AddTokens(CLI::App& app, Action* action) {
   auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* tokenize = app.add_subcommand("tokenize", "Text to token ids, as generate reads it");
-  tokenize->add_option("text", flags->text, "The text; - or nothing: stdin");
-  tokenize->add_option("-f,--file", flags->file, "Reads the text from a file");
+  CLI::Option* text = tokenize->add_option("text", flags->text, "The text; - or nothing: stdin");
+  tokenize->add_option("-f,--file", flags->file, "Reads the text from a file")->excludes(text);
   tokenize->add_flag("--allow-special", flags->allow_special,
                      "Text of special tokens stands for those tokens");
   tokenize->add_flag("--no-bos", flags->no_bos, "No beginning-of-sequence token in front");
@@ -235,8 +236,10 @@ void AddPlan(CLI::App& app, Action* action) {
                   "A machine profile, such as "
                   "deploy/machine-profiles/v100-pcie3.json")
       ->required();
-  sub->add_option("-b,--batch", flags->batch_size, "Sequences decoded together");
+  sub->add_option("-b,--batch", flags->batch_size, "Sequences decoded together")
+      ->check(CLI::Range(1, 65536));
   sub->add_option("-c,--context", flags->context_tokens, "Tokens of each; may be repeated")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
       ->allow_extra_args(false);
   sub->add_option("--vram-budget", texts->vram_budget, "Instead of the profile's")->check(IsSize());
   sub->add_option("--host-budget", texts->host_budget, "Instead of the profile's")->check(IsSize());

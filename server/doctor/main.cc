@@ -79,10 +79,18 @@ int Main(int argc, char** argv) {
   CLI::App app("Measures this machine and says how to start a worker on it.", "writescope doctor");
   app.option_defaults()->always_capture_default();
   app.add_option("--device", flags.device)->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--vram-budget", flags.vram_budget, "What the worker is to have");
+  // CLI11 checks it while it parses, with our own message.
+  const auto check_size = [](const std::string& text) -> std::string {
+    const absl::StatusOr<int64_t> bytes = ParseByteSize(text);
+    if (!bytes.ok()) return std::string(bytes.status().message());
+    return *bytes > 0 ? "" : "it has to be above 0";
+  };
+  app.add_option("--vram-budget", flags.vram_budget, "What the worker is to have")
+      ->check(check_size, "");
   app.add_option("--shape", flags.shape, "Whose attention the CPU is measured with")
       ->check(CLI::IsMember({"qwen3", "mixtral", "deepseek-v2-lite"}));
-  app.add_option("--link-gbps", flags.link_gbps, "CPU device: pace of its simulated link");
+  app.add_option("--link-gbps", flags.link_gbps, "CPU device: pace of its simulated link")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--write-profile", flags.profile, "Writes the measured machine profile there");
   // CLI11 throws for errors and for --help alike.
   try {

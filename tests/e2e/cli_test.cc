@@ -150,6 +150,13 @@ TEST_F(CliTest, WrongArgumentsAreNamed) {
       {{"doctor", "--devce=cpu"}, "'--devce' is no flag here; did you mean --device?"},
       {{"doctor", "--device=tpu"}, "--device: tpu not in"},
       {{"doctor", "--shape="}, "--shape:"},
+      {{"doctor", "--device=cpu", "--vram-budget=some"}, "--vram-budget: size 'some'"},
+      {{"doctor", "--device=cpu", "--vram-budget=0"}, "--vram-budget: it has to be above 0"},
+      {{"doctor", "--device=cpu", "--link-gbps=-1"}, "--link-gbps"},
+      {{"plan", "a", "b", "--batch=0"}, "--batch: Value 0 not in range"},
+      {{"plan", "a", "b", "--context=0"}, "--context: Value 0 not in range"},
+      {{"generate", "x", "--file=y"}, "prompt excludes --file"},
+      {{"tokenize", "x", "--file=y"}, "text excludes --file"},
   };
   for (const auto& [arguments, named] : wrong) {
     const auto result = RunProgram(CLIENT, arguments);
