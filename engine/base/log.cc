@@ -19,6 +19,15 @@ namespace {
 
 std::atomic<LogLevel> min_level{LogLevel::kInfo};
 
+// Values may be a client's words, of any length.
+constexpr size_t kMaxValueBytes = 4096;
+
+std::string WholeValue(const std::string& value) {
+  if (value.size() <= kMaxValueBytes) return RepairUtf8(value);
+  return absl::StrCat(RepairUtf8(value.substr(0, kMaxValueBytes)), "... (", value.size(),
+                      " bytes)");
+}
+
 bool NeedsQuotes(std::string_view value) {
   if (value.empty()) return true;
   for (const char c : value) {
@@ -90,7 +99,7 @@ void Log(LogLevel level, std::string_view message, std::initializer_list<LogFiel
   absl::StrAppend(
       &line, HasControls(whole_message) ? absl::Utf8SafeCEscape(whole_message) : whole_message);
   for (const LogField& field : fields) {
-    const std::string value = RepairUtf8(field.value);
+    const std::string value = WholeValue(field.value);
     absl::StrAppend(&line, " ", std::string(field.key), "=");
     if (NeedsQuotes(value)) {
       absl::StrAppend(&line, "\"", absl::Utf8SafeCEscape(value), "\"");

@@ -21,7 +21,7 @@ struct LogField {
 };
 
 // Thread-safe; a line is written whole. A value with spaces, quotes or control characters is
-// quoted; broken UTF-8 becomes U+FFFD.
+// quoted; broken UTF-8 becomes U+FFFD. Of a value of more than 4 KiB the beginning is logged.
 //
 // Does not wait: where stderr is a pipe whose reader has stopped, lines are dropped, and their
 // number is logged once it reads on.

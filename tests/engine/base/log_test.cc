@@ -60,6 +60,16 @@ TEST(Log, NoMessageBreaksTheLineOrTheEncoding) {
               EndsWith(" info \xef\xbf\xbd\xc3\xa9 k=\xef\xbf\xbd\xc3\xa9\n"));
 }
 
+TEST(Log, ALongValueIsCut) {
+  const auto field = [](const std::string& value) {
+    return Logged([&] { Log(LogLevel::kInfo, "m", {{"k", value}, {"last", 1}}); });
+  };
+  const std::string longest(4096, 'x');
+  EXPECT_THAT(field(longest), EndsWith(absl::StrCat(" k=", longest, " last=1\n")));
+  EXPECT_THAT(field(longest + std::string(1 << 20, 'y')),
+              EndsWith(absl::StrCat(" k=\"", longest, "... (1052672 bytes)\" last=1\n")));
+}
+
 // A stderr with a reader that sleeps, for as long as it lives.
 class UnreadStderr {
  public:
@@ -88,7 +98,7 @@ class UnreadStderr {
 
 TEST(Log, AReaderThatSleepsHoldsNobodyUp) {
   UnreadStderr unread;
-  const std::string value(10'000, 'v');  // Longer than what a pipe takes at once.
+  const std::string value(4096, 'v');  // With it a line is longer than what a pipe takes at once.
   for (int i = 0; i < 1000; ++i) Log(LogLevel::kInfo, "line", {{"value", value}});
   const std::string first = unread.Read();
   EXPECT_THAT(first, HasSubstr(" info line value=v"));
