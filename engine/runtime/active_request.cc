@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/check.h"
 #include "engine/base/status_macros.h"
+#include "engine/runtime/error_reason.h"
 
 namespace writescope::runtime {
 namespace {
@@ -17,6 +18,12 @@ constexpr int64_t kExpectedNewTokens = 256;
 constexpr size_t kPromptLogprobsPerEvent = 256;
 
 }  // namespace
+
+absl::Status SlowReaderStatus() {
+  return WithReason(
+      absl::ResourceExhaustedError("the client reads its answer too slowly; the request was ended"),
+      "SLOW_CONSUMER");
+}
 
 ActiveRequest::ActiveRequest(RequestId id, GenerateRequest request, std::vector<TokenId> prompt,
                              uint64_t seed, const ModelInfo& model,
@@ -208,7 +215,7 @@ void ActiveRequest::ReportProgress(int64_t tokens_done, int64_t queue_position,
   Send(std::move(event));
 }
 
-void ActiveRequest::Complete(const absl::Status& status, const PlacementReport& placement) {
+absl::Status ActiveRequest::Complete(const absl::Status& status, const PlacementReport& placement) {
   if (status.ok()) {
     GenerateEvent event;
     event.text = HeldBackText();
@@ -216,7 +223,9 @@ void ActiveRequest::Complete(const absl::Status& status, const PlacementReport& 
     event.placement = placement;
     Send(std::move(event));
   }
-  sink_->OnDone(status);
+  absl::Status told = status.ok() && slow_reader_ ? SlowReaderStatus() : status;
+  sink_->OnDone(told);
+  return told;
 }
 
 std::optional<double> ActiveRequest::TakeInterTokenSeconds() {

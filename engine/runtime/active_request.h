@@ -36,7 +36,14 @@ struct RequestControl {
     end_asked_ns.compare_exchange_strong(none, absl::ToUnixNanos(now));
     flag.store(true, std::memory_order_release);
   }
+  // Whether it was told to, and then for the first time.
+  bool EndAskedSince(absl::Time time) const {
+    return end_asked_ns.load() >= absl::ToUnixNanos(time);
+  }
 };
+
+// Of a request whose sink refused a part of the answer.
+absl::Status SlowReaderStatus();
 
 // Engine thread, but for the constructor.
 class ActiveRequest {
@@ -75,8 +82,9 @@ class ActiveRequest {
   // Sends a progress message when one is due.
   void ReportProgress(int64_t tokens_done, int64_t queue_position, absl::Duration interval,
                       absl::Time now);
-  // The last two calls of the sink.
-  void Complete(const absl::Status& status, const PlacementReport& placement);
+  // The last two calls of the sink. Returns what it was told: an answer of which the sink refused
+  // a part, be it the last one, is not OK.
+  absl::Status Complete(const absl::Status& status, const PlacementReport& placement);
   RequestTimes Times(const absl::Status& status, absl::Time now) const;
   bool slow_reader() const { return slow_reader_; }
   PlacementReport placement() const;

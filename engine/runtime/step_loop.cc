@@ -121,20 +121,19 @@ void StepLoop::TakeInbox() {
 }
 
 std::optional<absl::Status> StepLoop::ReasonToEnd(ActiveRequest& request, absl::Time now) {
-  if (request.control().cancelled.load(std::memory_order_acquire)) {
+  RequestControl& control = request.control();
+  const absl::Time deadline = request.request().deadline;
+  if (now > deadline) control.AskEnd(control.cancelled, deadline);
+  if (control.cancelled.load(std::memory_order_acquire)) {
+    // A deadline too cancels: this is asked more than once, and the server is told of it as well.
+    if (control.EndAskedSince(deadline)) {
+      return WithReason(absl::DeadlineExceededError("the client's deadline has passed"),
+                        "DEADLINE_EXCEEDED");
+    }
     return WithReason(absl::CancelledError("the client cancelled the request"), "CANCELLED");
   }
-  if (request.slow_reader()) {
-    return WithReason(absl::ResourceExhaustedError(
-                          "the client reads its answer too slowly; the request was ended"),
-                      "SLOW_CONSUMER");
-  }
-  if (now > request.request().deadline) {
-    request.control().AskEnd(request.control().cancelled, request.request().deadline);
-    return WithReason(absl::DeadlineExceededError("the client's deadline has passed"),
-                      "DEADLINE_EXCEEDED");
-  }
-  if (request.control().aborted.load(std::memory_order_acquire)) {
+  if (request.slow_reader()) return SlowReaderStatus();
+  if (control.aborted.load(std::memory_order_acquire)) {
     request.SetFinish({.reason = FinishReason::kAborted});
     return absl::OkStatus();
   }
@@ -272,18 +271,18 @@ void StepLoop::End(ActiveRequest& request, const absl::Status& status) {
     runner_.cache().RemoveSequence(request.slot);
     request.slot = -1;
   }
-  const RequestTimes times = request.Times(status, clock_.Now());
+  on_end_(request);
+  const absl::Status told = request.Complete(status, placement);
+  const RequestTimes times = request.Times(told, clock_.Now());
   // The server says it once more, with what its client was told.
   Log(LogLevel::kDebug, "request ended",
       {{"request_id", request.request_id()},
-       {"status", absl::StatusCodeToString(status.code())},
-       {"reason", ErrorReason(status)},
+       {"status", absl::StatusCodeToString(told.code())},
+       {"reason", ErrorReason(told)},
        {"prompt_tokens", times.usage.prompt_tokens},
        {"cached_tokens", times.usage.cached_prompt_tokens},
        {"generated_tokens", times.usage.generated_tokens},
        {"seconds", times.total_seconds}});
-  on_end_(request);
-  request.Complete(status, placement);
   if (observer_ != nullptr) observer_->OnRequestDone(times);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -21,7 +22,7 @@ class CollectSink final : public runtime::GenerateSink {
     if (event.progress.has_value()) ++progress_events_;
     events_.push_back(std::move(event));
     changed_.notify_all();
-    return accept_;
+    return events_.size() <= num_accepted_;
   }
   void OnDone(const absl::Status& status) override {
     std::lock_guard lock(mutex_);
@@ -39,9 +40,10 @@ class CollectSink final : public runtime::GenerateSink {
     std::unique_lock lock(mutex_);
     return TimedWait(changed_, lock, timeout, [&] { return done_ || tokens_.size() >= count; });
   }
-  void RefuseFurtherEvents() {
+  // As a reader that is too slow from then on.
+  void RefuseEventsAfter(size_t count) {
     std::lock_guard lock(mutex_);
-    accept_ = false;
+    num_accepted_ = count;
   }
   absl::Status status() const {
     std::lock_guard lock(mutex_);
@@ -76,7 +78,7 @@ class CollectSink final : public runtime::GenerateSink {
   std::vector<TokenId> tokens_;
   std::vector<runtime::GenerateEvent> events_;
   int progress_events_ = 0;
-  bool accept_ = true;
+  size_t num_accepted_ = std::numeric_limits<size_t>::max();
   bool done_ = false;
   absl::Status status_;
 };

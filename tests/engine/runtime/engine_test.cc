@@ -310,7 +310,7 @@ TEST(EngineTest, ASlowReaderEndsOnlyItself) {
   GenerateRequest request = TextRequest("The whale was", 300);
   request.stopping.ignore_eos = true;
   const auto slow = std::make_shared<CollectSink>();
-  slow->RefuseFurtherEvents();
+  slow->RefuseEventsAfter(0);
   const auto good = std::make_shared<CollectSink>();
   ASSERT_TRUE(engine->Submit(request, slow).ok());
   ASSERT_TRUE(engine->Submit(request, good).ok());
