@@ -311,9 +311,11 @@ class EngineImpl final : public Engine {
                                      "DUPLICATE_REQUEST_ID"),
                           "field", "request_id");
     }
-    const int64_t limit = int64_t{model_.max_queue} + model_.max_sequences;
-    const int64_t waiting = static_cast<int64_t>(in_flight_.size()) - state.running_requests;
-    if (waiting >= model_.max_queue || static_cast<int64_t>(in_flight_.size()) >= limit) {
+    // New requests run as soon as the engine looks at them, which may be after a step, as far as it
+    // has slots; but for those behind one that it had no room for.
+    const int slots = state.held_requests > 0 ? state.running_requests : model_.max_sequences;
+    const int64_t waiting = static_cast<int64_t>(in_flight_.size()) - slots;
+    if (waiting >= model_.max_queue) {
       absl::Status status = WithReason(absl::ResourceExhaustedError(absl::StrCat(
                                            "the queue is full: ", waiting,
                                            " requests wait, at most ", model_.max_queue, " may")),

@@ -161,6 +161,8 @@ struct ShareReply {
 struct EngineState {
   int running_requests = 0;
   int waiting_requests = 0;
+  // Of those, the ones that found no room when the engine last looked; the others are new.
+  int held_requests = 0;
   std::vector<RegionState> regions;
   int64_t moved_bytes_total = 0;
   int64_t steps_total = 0;

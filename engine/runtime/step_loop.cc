@@ -73,6 +73,7 @@ void StepLoop::Stop() {
 EngineState StepLoop::state() const {
   std::lock_guard lock(mutex_);
   EngineState state = published_;
+  state.held_requests = state.waiting_requests;
   state.waiting_requests += static_cast<int>(inbox_.size());
   return state;
 }

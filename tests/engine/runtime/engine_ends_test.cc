@@ -1,4 +1,4 @@
-// How requests end, by what their callers are told.
+// How requests are let in and how they end, by what their callers are told.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -20,6 +20,45 @@ using testing::CollectSink;
 using testing::DemoOptions;
 using testing::MakeEngine;
 using testing::TextRequest;
+
+TEST(EngineTest, ARequestThatFindsASlotDoesNotCountAsWaiting) {
+  EngineOptions options = DemoOptions();
+  options.max_queue = 1;
+  const auto engine = MakeEngine(options);
+  GenerateRequest request = TextRequest("The whale was", 2000);
+  request.stopping.ignore_eos = true;
+  // Faster than the engine can look at them.
+  for (int i = 0; i < options.max_sequences + options.max_queue; ++i) {
+    const auto id = engine->Submit(request, std::make_shared<CollectSink>());
+    EXPECT_TRUE(id.ok()) << "request " << i << ": " << id.status();
+  }
+  const auto refused = engine->Submit(request, std::make_shared<CollectSink>());
+  EXPECT_EQ(ErrorReason(refused.status()), "QUEUE_FULL") << refused.status();
+}
+
+TEST(EngineTest, BehindARequestWithoutRoomAllOthersWait) {
+  EngineOptions options = DemoOptions();
+  options.host_budget_bytes = 8 << 20;
+  options.max_context_tokens = 4096;
+  options.max_queue = 1;
+  const auto engine = MakeEngine(options);
+  ASSERT_NE(engine, nullptr);
+  GenerateRequest request = TextRequest("The whale was", 4000);
+  request.stopping.ignore_eos = true;
+  EngineState state;
+  for (int submitted = 1; submitted < options.max_sequences; ++submitted) {
+    ASSERT_TRUE(engine->Submit(request, std::make_shared<CollectSink>()).ok());
+    state = engine->state();
+    for (int i = 0; i < 5000 && state.running_requests + state.held_requests < submitted; ++i) {
+      absl::SleepFor(absl::Milliseconds(1));
+      state = engine->state();
+    }
+    if (state.held_requests > 0) break;
+  }
+  ASSERT_EQ(state.held_requests, options.max_queue);
+  const auto refused = engine->Submit(request, std::make_shared<CollectSink>());
+  EXPECT_EQ(ErrorReason(refused.status()), "QUEUE_FULL") << refused.status();
+}
 
 TEST(EngineTest, AnAnswerThatLostItsEndIsNotOk) {
   EngineOptions options = DemoOptions();
