@@ -95,6 +95,7 @@ class ActiveRequest {
   int slot = -1;  // In the cache; -1 while waiting
   bool paused = false;
   bool matched_prefix = false;
+  bool read_before = false;  // And dropped since
   absl::Time prefill_started_at = absl::InfinitePast();
   // In the engine's totals already.
   int64_t counted_prompt_tokens = 0;

@@ -199,11 +199,13 @@ void StepLoop::ResumePaused() {
 
 void StepLoop::StartPrompt(ActiveRequest& request) {
   request.matched_prefix = true;
-  request.prefill_started_at = std::max(request.prefill_started_at, clock_.Now());
+  if (!request.read_before) request.prefill_started_at = clock_.Now();
   // Cached positions would have no logits to report.
   if (request.request().prompt_logprobs.has_value()) return;
   const int64_t cached =
       runner_.cache().MatchPrefix(request.slot, request.tokens(), request.num_tokens() - 1);
+  // What it finds now it has put there itself.
+  if (request.read_before) return;
   request.usage().cached_prompt_tokens = std::min(cached, request.prompt_tokens());
   const int64_t on_device = runner_.cache().DeviceTokens(request.slot);
   state_.prefix_query_tokens_total += request.num_tokens();

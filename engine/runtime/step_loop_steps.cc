@@ -305,6 +305,7 @@ void StepLoop::MakeRoom(const std::vector<ActiveRequest*>& requests) {
     runner_.cache().RemoveSequence(victim.slot);
     victim.slot = -1;
     victim.paused = false;
+    victim.read_before |= victim.matched_prefix;
     victim.matched_prefix = false;
     ++state_.preemptions_drop_total;
     Log(LogLevel::kWarning, "sequence dropped; it will be read again",

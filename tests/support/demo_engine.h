@@ -38,8 +38,9 @@ inline int64_t FixedDeviceBytes(const runtime::EngineOptions& options) {
   return size_bytes;
 }
 
-inline std::unique_ptr<runtime::Engine> MakeEngine(const runtime::EngineOptions& options) {
-  auto engine = runtime::Engine::Create(options, nullptr);
+inline std::unique_ptr<runtime::Engine> MakeEngine(const runtime::EngineOptions& options,
+                                                   runtime::EngineObserver* observer = nullptr) {
+  auto engine = runtime::Engine::Create(options, observer);
   EXPECT_TRUE(engine.ok()) << engine.status();
   return engine.ok() ? *std::move(engine) : nullptr;
 }

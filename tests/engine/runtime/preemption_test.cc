@@ -92,5 +92,54 @@ TEST(EngineTest, MoreThanTheCacheHoldsIsPausedOrReadAgainNotLost) {
   for (size_t i = 0; i < sinks.size(); ++i) ExpectAsAlone(*engine, prompt(i), *sinks[i]);
 }
 
+class KeepTimes final : public EngineObserver {
+ public:
+  void OnStep(const StepStats&) override {}
+  void OnInterTokenSeconds(double) override {}
+  void OnRequestDone(const RequestTimes& times) override { times_.push_back(times); }
+
+  // To be called when the engine is gone.
+  const std::vector<RequestTimes>& times() const { return times_; }
+
+ private:
+  std::vector<RequestTimes> times_;
+};
+
+TEST(EngineTest, ARequestThatIsReadAgainCountsOnce) {
+  EngineOptions options = DemoOptions();
+  options.host_budget_bytes = 3 << 20;
+  options.max_context_tokens = 1000;
+  KeepTimes observer;
+  auto engine = MakeEngine(options, &observer);
+  ASSERT_NE(engine, nullptr);
+  const std::string prose = testing::ReadText(kDemo + "/prose.txt");
+  std::vector<std::shared_ptr<CollectSink>> sinks;
+  for (size_t i = 0; i < 8; ++i) {
+    GenerateRequest request = TextRequest(prose.substr(i * 500, 2500), 0);
+    request.stopping.max_tokens.reset();
+    request.stopping.ignore_eos = true;
+    sinks.push_back(std::make_shared<CollectSink>());
+    ASSERT_TRUE(engine->Submit(request, sinks.back()).ok());
+  }
+  int64_t prompt_tokens = 0;
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->Await(absl::Seconds(120)));
+    EXPECT_TRUE(sink->status().ok()) << sink->status();
+    prompt_tokens += sink->last().usage.prompt_tokens;
+    EXPECT_EQ(sink->last().usage.cached_prompt_tokens, 0);
+  }
+  engine->Stop();
+  const EngineState state = engine->state();
+  EXPECT_GT(state.preemptions_drop_total, 0);  // Otherwise this shows nothing.
+  EXPECT_EQ(state.prompt_tokens_total, prompt_tokens);
+  EXPECT_EQ(state.prefix_query_tokens_total, prompt_tokens);
+  engine.reset();
+  ASSERT_EQ(observer.times().size(), sinks.size());
+  for (const RequestTimes& times : observer.times()) {
+    EXPECT_GT(times.prefill_seconds, 0);
+    EXPECT_NEAR(times.queue_seconds + times.prefill_seconds, times.first_token_seconds, 1e-6);
+  }
+}
+
 }  // namespace
 }  // namespace writescope::runtime
