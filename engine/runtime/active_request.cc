@@ -205,9 +205,10 @@ void ActiveRequest::ReportProgress(int64_t tokens_done, int64_t queue_position,
                           .tokens_total = prompt_tokens_,
                           .tokens_cached = usage_.cached_prompt_tokens,
                           .queue_position = queue_position};
-  const int64_t read = progress.tokens_done - progress.tokens_cached;
-  if (read > 0 && prefill_started_at != absl::InfinitePast()) {
-    progress.estimated_time_left = (now - prefill_started_at) / static_cast<double>(read) *
+  // At the pace of this reading: one that was dropped has been read before.
+  const int64_t read = progress.tokens_done - reading_from;
+  if (read > 0 && reading_since != absl::InfinitePast()) {
+    progress.estimated_time_left = (now - reading_since) / static_cast<double>(read) *
                                    static_cast<double>(prompt_tokens_ - progress.tokens_done);
   }
   GenerateEvent event;

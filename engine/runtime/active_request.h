@@ -28,17 +28,28 @@ namespace writescope::runtime {
 struct RequestControl {
   std::atomic<bool> cancelled{false};
   std::atomic<bool> aborted{false};
-  // When the request was told to end; UnixEpoch before. In nanoseconds, so that it is atomic.
+  // When the request was told to end, and when to be cancelled, each for the first time; UnixEpoch
+  // before. In nanoseconds, so that they are atomic.
   std::atomic<int64_t> end_asked_ns{0};
+  std::atomic<int64_t> cancelled_ns{0};
 
-  void AskEnd(std::atomic<bool>& flag, absl::Time now) {
-    int64_t none = 0;
-    end_asked_ns.compare_exchange_strong(none, absl::ToUnixNanos(now));
-    flag.store(true, std::memory_order_release);
+  void Cancel(absl::Time now) {
+    NoteFirst(cancelled_ns, now);
+    AskEnd(cancelled, now);
   }
-  // Whether it was told to, and then for the first time.
-  bool EndAskedSince(absl::Time time) const {
-    return end_asked_ns.load() >= absl::ToUnixNanos(time);
+  void Abort(absl::Time now) { AskEnd(aborted, now); }
+  bool CancelledSince(absl::Time time) const {
+    return cancelled_ns.load() >= absl::ToUnixNanos(time);
+  }
+
+ private:
+  static void NoteFirst(std::atomic<int64_t>& first_ns, absl::Time now) {
+    int64_t none = 0;
+    first_ns.compare_exchange_strong(none, absl::ToUnixNanos(now));
+  }
+  void AskEnd(std::atomic<bool>& flag, absl::Time now) {
+    NoteFirst(end_asked_ns, now);
+    flag.store(true, std::memory_order_release);
   }
 };
 
@@ -97,6 +108,10 @@ class ActiveRequest {
   bool matched_prefix = false;
   bool read_before = false;  // And dropped since
   absl::Time prefill_started_at = absl::InfinitePast();
+  // The same of the present reading of a prompt that was dropped meanwhile, and what it found
+  // cached.
+  absl::Time reading_since = absl::InfinitePast();
+  int64_t reading_from = 0;
   // In the engine's totals already.
   int64_t counted_prompt_tokens = 0;
   int64_t counted_generated_tokens = 0;

@@ -185,7 +185,7 @@ class EngineImpl final : public Engine {
       const auto found = in_flight_.find(id);
       if (found == in_flight_.end()) return;
       RequestControl& control = *found->second.control;
-      control.AskEnd(control.cancelled, Clock::Real().Now());
+      control.Cancel(Clock::Real().Now());
     }
     loop_->Wake();
   }
@@ -196,7 +196,7 @@ class EngineImpl final : public Engine {
       const auto id = by_name_.find(std::string(request_id));
       if (id == by_name_.end()) return false;
       RequestControl& control = *in_flight_.at(id->second).control;
-      control.AskEnd(control.aborted, Clock::Real().Now());
+      control.Abort(Clock::Real().Now());
     }
     loop_->Wake();
     return true;

@@ -94,6 +94,7 @@ void StepLoop::Run() {
     EndAskedFor();
     ResumePaused();
     Admit();
+    PublishCounts();
     const bool ran = RunChosenStep();
     FinishEnded();
     ReportProgress();
@@ -124,10 +125,10 @@ void StepLoop::TakeInbox() {
 std::optional<absl::Status> StepLoop::ReasonToEnd(ActiveRequest& request, absl::Time now) {
   RequestControl& control = request.control();
   const absl::Time deadline = request.request().deadline;
-  if (now > deadline) control.AskEnd(control.cancelled, deadline);
+  if (now > deadline) control.Cancel(deadline);
   if (control.cancelled.load(std::memory_order_acquire)) {
     // A deadline too cancels: this is asked more than once, and the server is told of it as well.
-    if (control.EndAskedSince(deadline)) {
+    if (control.CancelledSince(deadline)) {
       return WithReason(absl::DeadlineExceededError("the client's deadline has passed"),
                         "DEADLINE_EXCEEDED");
     }
@@ -199,11 +200,14 @@ void StepLoop::ResumePaused() {
 
 void StepLoop::StartPrompt(ActiveRequest& request) {
   request.matched_prefix = true;
-  if (!request.read_before) request.prefill_started_at = clock_.Now();
+  request.reading_since = clock_.Now();
+  request.reading_from = 0;
+  if (!request.read_before) request.prefill_started_at = request.reading_since;
   // Cached positions would have no logits to report.
   if (request.request().prompt_logprobs.has_value()) return;
   const int64_t cached =
       runner_.cache().MatchPrefix(request.slot, request.tokens(), request.num_tokens() - 1);
+  request.reading_from = cached;
   // What it finds now it has put there itself.
   if (request.read_before) return;
   request.usage().cached_prompt_tokens = std::min(cached, request.prompt_tokens());
@@ -325,6 +329,13 @@ void StepLoop::CountTokens(ActiveRequest& request) {
   const int64_t generated = request.usage().generated_tokens;
   state_.generated_tokens_total += generated - request.counted_generated_tokens;
   request.counted_generated_tokens = generated;
+}
+
+// A step can take seconds: meanwhile who runs and who waits is as it is in it.
+void StepLoop::PublishCounts() {
+  std::lock_guard lock(mutex_);
+  published_.running_requests = static_cast<int>(running_.size());
+  published_.waiting_requests = static_cast<int>(waiting_.size());
 }
 
 void StepLoop::PublishState() {

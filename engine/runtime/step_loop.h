@@ -91,6 +91,7 @@ class StepLoop {
   void ReportProgress();
   // Adds to the totals what a request has read and generated since the last call.
   void CountTokens(ActiveRequest& request);
+  void PublishCounts();
   void PublishState();
   void FailEngine(const absl::Status& status);
   void EndAll(const absl::Status& status);

@@ -67,7 +67,7 @@ TEST(EngineTest, MoreThanTheCacheHoldsIsPausedOrReadAgainNotLost) {
   options.prefix_cache = false;
   options.max_sequences = 8;
   // Of requests without a limit of their own admission expects less than they come to hold.
-  options.max_context_tokens = 1000;
+  options.max_context_tokens = 1400;  // Far beyond what admission expects
   const auto engine = MakeEngine(options);
   const std::string prose = testing::ReadText(kDemo + "/prose.txt");
   const auto prompt = [&](size_t i) { return prose.substr(i * 500, 2500); };
@@ -107,15 +107,15 @@ class KeepTimes final : public EngineObserver {
 
 TEST(EngineTest, ARequestThatIsReadAgainCountsOnce) {
   EngineOptions options = DemoOptions();
-  options.host_budget_bytes = 3 << 20;
-  options.max_context_tokens = 1000;
+  options.host_budget_bytes = 3 << 19;
+  options.max_context_tokens = 700;  // Far beyond what admission expects
   KeepTimes observer;
   auto engine = MakeEngine(options, &observer);
   ASSERT_NE(engine, nullptr);
   const std::string prose = testing::ReadText(kDemo + "/prose.txt");
   std::vector<std::shared_ptr<CollectSink>> sinks;
-  for (size_t i = 0; i < 8; ++i) {
-    GenerateRequest request = TextRequest(prose.substr(i * 500, 2500), 0);
+  for (size_t i = 0; i < 5; ++i) {
+    GenerateRequest request = TextRequest(prose.substr(i * 500, 1000), 0);
     request.stopping.max_tokens.reset();
     request.stopping.ignore_eos = true;
     sinks.push_back(std::make_shared<CollectSink>());
