@@ -97,6 +97,20 @@ class HoldingSink final : public GenerateSink {
   absl::Notification go_on;
 };
 
+TEST(EngineTest, WhatAStepReadsIsShownAsRunningInIt) {
+  EngineOptions options = DemoOptions();
+  options.progress_interval = absl::InfiniteDuration();
+  const auto engine = MakeEngine(options);
+  const auto holding = std::make_shared<HoldingSink>();
+  ASSERT_TRUE(engine->Submit(TextRequest("The whale was", 1), holding).ok());
+  holding->held.WaitForNotification();
+  const EngineState state = engine->state();
+  holding->go_on.Notify();
+  EXPECT_EQ(state.steps_total, 0);
+  EXPECT_EQ(state.running_requests, 1);
+  EXPECT_EQ(state.waiting_requests, 0);
+}
+
 TEST(EngineTest, ADeadlineIsTheReasonAlsoWhereTheServerCancels) {
   const auto engine = MakeEngine(DemoOptions());
   const auto holding = std::make_shared<HoldingSink>();
@@ -112,8 +126,16 @@ TEST(EngineTest, ADeadlineIsTheReasonAlsoWhereTheServerCancels) {
   ASSERT_TRUE(late_id.ok() && gone_id.ok()) << late_id.status() << gone_id.status();
   engine->Cancel(*late_id);
   engine->Cancel(*gone_id);
+  // One that was told to end before that, too.
+  request.request_id = "aborted";
+  request.deadline = Clock::Real().Now() + absl::Milliseconds(1);
+  const auto aborted = std::make_shared<CollectSink>();
+  ASSERT_TRUE(engine->Submit(request, aborted).ok());
+  EXPECT_TRUE(engine->Abort("aborted"));
+  while (Clock::Real().Now() <= request.deadline) absl::SleepFor(absl::Milliseconds(1));
   holding->go_on.Notify();
-  ASSERT_TRUE(late->Await() && gone->Await());
+  ASSERT_TRUE(late->Await() && gone->Await() && aborted->Await());
+  EXPECT_EQ(ErrorReason(aborted->status()), "DEADLINE_EXCEEDED") << aborted->status();
   EXPECT_EQ(ErrorReason(late->status()), "DEADLINE_EXCEEDED") << late->status();
   EXPECT_EQ(ErrorReason(gone->status()), "CANCELLED") << gone->status();
 }
