@@ -221,19 +221,21 @@ class GrpcWorkerClient::Impl {
         return true;
       }
       if (Clock::Real().Now() < next_warning) continue;
+      const grpc::Status why = TryCall();
+      if (why.ok()) continue;
       Log(LogLevel::kWarning, "no worker answers",
-          {{"address", options_.address}, {"error", WhyNotConnected()}});
+          {{"address", options_.address}, {"error", why.error_message()}});
       next_warning += options_.between_warnings;
     }
     return false;
   }
 
   // Nobody there, or a name that nobody knows: only a call that fails says so.
-  std::string WhyNotConnected() {
+  grpc::Status TryCall() {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
     v1::GetWorkerStateResponse response;
-    return stub_->GetWorkerState(&context, v1::GetWorkerStateRequest(), &response).error_message();
+    return stub_->GetWorkerState(&context, v1::GetWorkerStateRequest(), &response);
   }
 
   void ReadUntilStopped() {

@@ -30,12 +30,20 @@ std::string CheckInt32(const std::string& text);
 // A number. CLI11 would make 0 of an empty text.
 std::string CheckDouble(const std::string& text);
 
+// "UINT", "INT", "FLOAT" or another; CLI11 has what its validators say of themselves behind a
+// colon.
+template <typename Option>
+std::string ValueType(const Option& option) {
+  const std::string type = option.get_type_name();
+  return type.substr(0, type.find(':'));
+}
+
 // Has the options of a CLI::App and of its subcommands that take numbers check them so. Call it
 // when all options are there.
 template <typename App>
 void CheckNumbers(App& app) {
   for (auto* option : app.get_options()) {
-    const std::string type = option->get_type_name();
+    const std::string type = ValueType(*option);
     if (type == "UINT") option->check(CheckUint64, "", kNumberCheck);
     if (type == "INT") option->check(CheckInt64, "", kNumberCheck);
     if (type == "FLOAT") option->check(CheckDouble, "", kNumberCheck);
@@ -49,7 +57,7 @@ void CheckNumbers(App& app) {
 template <typename App>
 void NarrowNumbers(App& app) {
   for (auto* option : app.get_options()) {
-    const std::string type = option->get_type_name();
+    const std::string type = ValueType(*option);
     if (type != "UINT" && type != "INT") continue;
     option->clear();
     option->add_result("4294967296");

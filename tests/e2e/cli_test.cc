@@ -154,6 +154,7 @@ TEST_F(CliTest, WrongArgumentsAreNamed) {
       {{"doctor", "--device=cpu", "--vram-budget=0"}, "--vram-budget: it has to be above 0"},
       {{"doctor", "--device=cpu", "--link-gbps=-1"}, "--link-gbps"},
       {{"plan", "a", "b", "--batch=0"}, "--batch: Value 0 not in range"},
+      {{"plan", "a", "b", "--batch=010"}, "--batch: '010' is not a whole number"},
       {{"plan", "a", "b", "--context=0"}, "--context: Value 0 not in range"},
       {{"generate", "x", "--file=y"}, "prompt excludes --file"},
       {{"tokenize", "x", "--file=y"}, "text excludes --file"},

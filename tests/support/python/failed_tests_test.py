@@ -12,7 +12,7 @@ add_test(passes "sh" "-c" "echo all.cc:1: Failure; exit 0")
 add_test(fails "sh" "-c" "echo before; echo 'some.cc:3: Failure'; echo 'Expected: 1 < 0'; exit 1")
 add_test(says_nothing "false")
 add_test(takes_too_long "sh" "-c" "printf 'begun \\001\\n'; sleep 20")
-set_tests_properties(takes_too_long PROPERTIES TIMEOUT 1)
+set_tests_properties(takes_too_long PROPERTIES TIMEOUT 3)
 add_test(is_left_out "sh" "-c" "exit 77")
 set_tests_properties(is_left_out PROPERTIES SKIP_RETURN_CODE 77)
 add_test(is_not_there "/no/such/program")
@@ -25,7 +25,7 @@ class FailedTests(unittest.TestCase):
             with open(os.path.join(folder, "CTestTestfile.cmake"), "w", encoding="utf-8") as file:
                 file.write(tests)
             report = os.path.join(folder, "junit.xml")
-            subprocess.run(["ctest", "--test-dir", folder, "--output-junit", report],
+            subprocess.run(["ctest", "-j1", "--test-dir", folder, "--output-junit", report],
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             return subprocess.run([sys.executable, "-B", os.path.join(HERE, "failed_tests.py"), report, *flags],
                                   capture_output=True, text=True, check=True).stdout
